@@ -25,7 +25,7 @@ Faults: TypeAlias = Iterator[str]
 Rule: TypeAlias = Callable[[Any], Faults]
 
 _FIRST_LINE = re.compile(r"# [A-Za-z].*[^.]\.")
-_PLUG_INS = ("models/", "lib/data/datasets/")
+_PLUG_INS = ("models/", "lib/data/datasets/", "train/tasks/")
 _MIN_LINES, _MAX_LINES = 2, 16  # the comment, and 1 to 15 assignments
 _ABSOLUTE = re.compile(r"""(?:^|[\s"'=:,])(~?/[\w.-]+|~\w*/|[A-Za-z]:\\|(?:file|local):/)""")
 _DATE = re.compile(r"\b(?:19|20)\d\d-(?:0\d|1[0-2])-(?:[0-2]\d|3[01])\b|\b\d{8}T\d{6}Z?\b")

@@ -34,7 +34,7 @@ TEXTS = {
     "SINK_PROJECT": ("another",),
     "LR_STEP_PCT_LIST": ("34", "10,90"),
     "TABULAR_FILE": ("other.csv",),
-    "TABULAR_VALIDATION_FILE": ("other.csv",),
+    "TABULAR_VALIDATION_FILE": ("table.csv",),
     "TABULAR_GROUP": ("colour",),
     "TABULAR_TARGETS": ("size",),
     "TABULAR_INPUTS": ("size",),

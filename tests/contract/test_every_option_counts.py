@@ -86,6 +86,7 @@ SHOWN = (
     "RESNET_BK",
     "MLP",
     "MLP DATASET_TABULAR",
+    "MLP DATASET_TABULAR TABULAR_VALIDATION_OTHER TABULAR_VALIDATION_FILE=other.csv",
     "MLP REGRESS_LOSS_HUBER",
     *(shown for example in told_of("SHOWN") for shown in example),
 )

@@ -28,9 +28,10 @@ class Options:
     """The symbols of lib/data/datasets/tabular/Kconfig."""
 
     file: str
-    validation_file: str
-    validation_pct: int | None  # None with a file
-    group: str | None  # None with a file
+    validation: Literal["split", "other"]
+    validation_file: str | None  # None where the file is split
+    validation_pct: int | None  # these two are None where it is not
+    group: str | None
     targets: str
     target: Literal["numbers", "classes"]
     inputs: str
@@ -50,7 +51,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the table. Raises DataError where it is missing or damaged, ConfigError for unknown columns."""
     table = read_table(location.files / options.file)
     schema = _schema(options, table)
-    if options.validation_file:
+    if options.validation == "other":
+        assert options.validation_file is not None
         other = read_table(location.files / options.validation_file)
         for name in [*schema.inputs, *schema.targets]:
             _known(other, name, "TABULAR_INPUTS")

@@ -14,7 +14,8 @@ from tests.support.datasets import opened
 
 DEFAULTS: dict[str, Any] = {
     "file": "table.csv",
-    "validation_file": "",
+    "validation": "split",
+    "validation_file": None,
     "validation_pct": 25,
     "group": "",
     "targets": "price",
@@ -79,7 +80,9 @@ def test_rows_of_a_group_stay_together_and_the_group_is_no_input(tmp_path: Path)
 
 def test_a_file_for_validation_is_normalised_by_the_training_part(tmp_path: Path) -> None:
     table(tmp_path, lines(50))
-    dataset = read(table(tmp_path, ["30,Bern,1900,7"], name="new.csv"), validation_file="new.csv")
+    dataset = read(
+        table(tmp_path, ["30,Bern,1900,7"], name="new.csv"), validation="other", validation_file="new.csv"
+    )
     inputs, _ = dataset.test.take()
     column = dataset.spec.columns[0]
     assert dataset.train.size == 50 and inputs.shape == (1, 5)
@@ -120,7 +123,7 @@ def test_missing_values(tmp_path: Path, missing: str, train: int) -> None:
     rows = [*lines(40), ",Oslo,1900,5", "31,,1900,5", "31,Oslo,1900,NA"]
     table(tmp_path, lines(20), name="new.csv")
     said: list[str] = []
-    options = {**DEFAULTS, "missing": missing, "validation_file": "new.csv"}
+    options = {**DEFAULTS, "missing": missing, "validation": "other", "validation_file": "new.csv"}
     folder = table(tmp_path, rows[3:])
     dataset = opened("tabular", options, data_dir=folder, log=said.append)
     assert dataset.train.size == train
@@ -183,6 +186,6 @@ def test_a_number_with_a_mistake_is_no_category(tmp_path: Path) -> None:
 def test_a_class_that_training_lacks_is_an_error(tmp_path: Path) -> None:
     table(tmp_path, lines(20))
     table(tmp_path, ["1,Bern,1900,5"], name="new.csv")
-    options = {"targets": "city", "target": "classes", "validation_file": "new.csv"}
+    options = {"targets": "city", "target": "classes", "validation": "other", "validation_file": "new.csv"}
     with pytest.raises(DataError, match="class 'Bern' of row 1 is not in the training part"):
         read(tmp_path, **options)
