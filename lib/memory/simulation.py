@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lib.memory.attention import attention_on_cuda
+from lib.memory.cuda_attention import attention_on_cuda
 from lib.plan.types import Kind
 
 # Operators by their treatment under autocast on CUDA, where it differs from the CPU's.

@@ -25,8 +25,8 @@ def attention_on_cuda(
 ) -> Tensor:
     """Attention of (B, H, T, D): flash in half precision without a mask, else memory-efficient.
 
-    Of heads that share keys and values only flash has a kernel, which reads them as they are. Elsewhere torch
-    repeats them and keeps all T x T weights (check_batch_size_and_num_heads_dense of sdp_utils.cpp).
+    Heads that share keys and values are read as they are by flash. Elsewhere torch repeats them and keeps all
+    T x T weights (before pytorch/pytorch#191085, which gives the memory-efficient kernel the same).
     """
     if query.dim() != 4:
         return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
