@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lib.memory.cuda_attention import attention_on_cuda
 from lib.plan.types import Kind
 
 # Operators by their treatment under autocast on CUDA, where it differs from the CPU's.
@@ -26,7 +27,6 @@ AUTOCAST_ON_CUDA: dict[str, list[str]] = tomllib.loads(
     Path(__file__).with_name("autocast_cuda.toml").read_text("utf-8")
 )
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32)  # types that autocast converts
-_ATTENTION = F.scaled_dot_product_attention
 _REGION = torch.autocast.__init__
 
 _kind: Kind | None = None  # a plain global, which torch.compile can read
@@ -98,7 +98,7 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
     from lib.memory.recurrent import RECURRENT  # only where it is used
 
     # Not by a mode of torch: modes are off in a backward pass, where activations are recomputed.
-    kernels = replaced(F, scaled_dot_product_attention=_attention_on_cuda, dropout=_dropout_on_cuda)
+    kernels = replaced(F, scaled_dot_product_attention=attention_on_cuda, dropout=_dropout_on_cuda)
     recurrent = replaced(torch._VF, **RECURRENT)
     regions = replaced(torch.autocast, __init__=_region_on_cuda)
     with kernels, recurrent, regions, torch.library._scoped_library("aten", "IMPL") as library:
@@ -180,36 +180,6 @@ def _refused(*_: Any) -> Any:
         "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast on CUDA; "
         "use binary_cross_entropy_with_logits"
     )
-
-
-def _attention_on_cuda(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Attention of (B, H, T, D): flash in half precision without a mask, else memory-efficient."""
-    if query.dim() != 4:
-        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if enable_gqa:
-        shared = query.shape[-3] // key.shape[-3]
-        key, value = (part.repeat_interleave(shared, -3) for part in (key, value))
-    options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-    if attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, **options)[0]  # type: ignore[no-any-return]
-    if attn_mask is not None:
-        shape = (*query.shape[:-1], key.shape[-2])
-        attn_mask = attn_mask.to(query.dtype).expand(shape)
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    return efficient(query, key, value, attn_mask, True, **options)[0]  # type: ignore[no-any-return]
 
 
 def _dropout_on_cuda(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001

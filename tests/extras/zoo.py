@@ -1,19 +1,14 @@
-"""Models of timm and transformers, without weights to download: how each is made, and a batch for it.
-
-torchvision, which timm imports and these models do not use, is replaced by an empty stand-in.
-"""
+"""Models of timm and transformers, without weights to download: how each is made, and a batch for it."""
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+
+from scripts.bench.timm_models import import_timm
 
 Build = Callable[[], nn.Module]
 
@@ -41,45 +36,6 @@ TIMM_TRANSFORMERS = [
 ]  # fmt: skip
 # Names of linear layers that LoRA adapts, as regular expressions over timm's.
 TIMM_LORA = r".*\.(qkv|q|k|v|kv|proj|fc1|fc2|q_proj|k_proj|v_proj|to_qkv)"
-
-
-class _Torchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of torchvision with a class of every name."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:  # noqa: ARG002
-        if fullname.split(".")[0] == "torchvision":
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        return None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module = ModuleType(spec.name)
-        module.__path__, module.__version__ = [], "0"  # type: ignore[attr-defined]
-        module.__getattr__ = _missing  # type: ignore[method-assign]
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-def _missing(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return _Anything(name, (), {})
-
-
-class _Anything(type):
-    """A class that has every attribute."""
-
-    def __getattr__(cls, name: str) -> Any:
-        return _missing(name)
-
-
-def import_timm() -> Any:
-    if not any(isinstance(each, _Torchvision) for each in sys.meta_path):
-        sys.meta_path.insert(0, _Torchvision())
-    import timm
-
-    return timm
 
 
 def timm_build(name: str, **options: Any) -> Build:

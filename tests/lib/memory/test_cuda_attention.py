@@ -1,0 +1,68 @@
+"""Attention on CUDA: what its kernels keep, and what they allocate while they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lib.memory.live import LiveBytes
+from lib.memory.simulation import simulation
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 8, 200, 64
+ROWS = 256  # queries, as flash rounds them
+ALL_PAIRS = 4 * BATCH * HEADS * LENGTH * LENGTH  # bytes of the weights of attention in fp32
+
+
+def attend(shared: int, dtype: torch.dtype, **options: Any) -> tuple[list[int], int]:
+    """Bytes of what the forward pass made, in order, and the peak of the backward pass beyond what was there.
+
+    shared: heads that share keys and values.
+    """
+    live = LiveBytes()
+    with simulation("cuda"):
+        query, key, value = (
+            torch.zeros(BATCH, heads, LENGTH, WIDTH, dtype=dtype, requires_grad=True)
+            for heads in (HEADS, HEADS // shared, HEADS // shared)
+        )
+        live.add([query, key, value])
+        start = live.mark()
+        with live:
+            out = F.scaled_dot_product_attention(query, key, value, enable_gqa=shared > 1, **options)
+            grad = torch.zeros_like(out)
+            middle = live.mark()
+            out.backward(grad)  # type: ignore[no-untyped-call]
+        assert key.grad is not None and key.grad.shape == key.shape
+    events = [event.byte_count for event in live.trace().events]
+    held, highest = 0, 0
+    for byte_count in events[middle:]:
+        held += byte_count
+        highest = max(highest, held)
+    return [byte_count for byte_count in events[start:middle] if byte_count > 0], highest
+
+
+def flash_scratch() -> int:
+    """Sums of rows, and the gradient of queries in fp32."""
+    return 4 * BATCH * ROWS * HEADS * (1 + WIDTH)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flash_backward_sums_the_gradient_of_queries_in_fp32(dtype: torch.dtype) -> None:
+    made, highest = attend(1, dtype)
+    tensor = 2 * BATCH * HEADS * LENGTH * WIDTH
+    assert max(made) == tensor
+    assert highest == flash_scratch() + 3 * tensor
+
+
+def test_flash_reads_shared_keys_as_they_are_and_expands_their_gradients() -> None:
+    tensor = 2 * BATCH * HEADS * LENGTH * WIDTH
+    made, highest = attend(4, torch.bfloat16)
+    assert sorted(made)[-2:] == [tensor, tensor], "the result and its gradient; no copies of keys and values"
+    assert highest == flash_scratch() + 2 * tensor + (1 + 2 / 4) * tensor
+
+
+def test_without_flash_shared_keys_are_repeated_and_all_pairs_kept() -> None:
+    assert max(attend(1, torch.float32)[0]) < ALL_PAIRS
+    assert max(attend(4, torch.float32)[0]) == ALL_PAIRS
