@@ -1,12 +1,19 @@
 """Model of PyTorch's CUDA caching allocator: the memory reserved for a history of allocations.
 
-It follows the default settings of c10/cuda/CUDACachingAllocator.cpp on one stream; expandable segments and
-limits on splitting are not modelled. With plentiful memory most of what is reserved is cache, which is
-released under pressure; so the requirement of a history is the smallest capacity at which it completes.
+It follows c10/cuda/CUDACachingAllocator.cpp on one stream, with its default settings or with
+expandable_segments:True; limits on splitting are not modelled. With plentiful memory most of what is
+reserved is cache, which is released under pressure; so the requirement of a history is the smallest capacity
+at which it completes.
+
+An expandable segment is a range of addresses, one for small and one for large blocks. Pages of memory are
+mapped into it where a block needs them, at the lowest addresses with room, and pages without a used block are
+unmapped under pressure. Torch ends the range at 9/8 of the device's memory and then begins another; here it
+has no end.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Sequence
@@ -19,6 +26,7 @@ SMALL_SEGMENT = 2 * MIB  # segment that small allocations are split from
 LARGE_SEGMENT = 20 * MIB  # segment that larger ones are split from, unless they have
 OWN_SEGMENT = 10 * MIB  # at least this size, and so a segment of their own
 OWN_SEGMENT_STEP = 2 * MIB  # rounded up to a multiple of this
+_NO_END = 2**60  # bytes of addresses of an expandable segment
 
 
 class DoesNotFit(Exception):
@@ -42,13 +50,24 @@ class _Block:
     used: bool = False
     previous: _Block | None = None
     following: _Block | None = None
+    mapped: bool = True  # False: addresses of an expandable segment without memory
+
+    @property
+    def expandable_bytes(self) -> int:
+        """Bytes with those that can be mapped behind it."""
+        behind = self.following
+        return self.size_bytes + (behind.size_bytes if behind and not behind.mapped else 0)
 
 
 @dataclass(slots=True)
 class CachingAllocator:
-    """Allocator of one device. capacity_bytes: limit on the sum of its segments; None for no limit."""
+    """Allocator of one device.
+
+    capacity_bytes: limit on the sum of its segments, of expandable ones on what is mapped; None for no limit.
+    """
 
     capacity_bytes: int | None = None
+    expandable: bool = False
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     peak_allocated_bytes: int = 0
@@ -57,13 +76,20 @@ class CachingAllocator:
     _live: dict[Hashable, _Block] = field(default_factory=dict)
     # Unused blocks, small and large apart, by size and address: the first that is large enough fits best.
     _unused: dict[bool, list[tuple[int, int, _Block]]] = field(default_factory=lambda: {True: [], False: []})
+    _unmapped: dict[bool, list[tuple[int, _Block]]] = field(default_factory=dict)  # alike, by address
     _next_address: int = 0
+
+    def __post_init__(self) -> None:
+        if self.expandable:
+            self._unmapped = {
+                small: [(0, _Block(_NO_END, 0, small, mapped=False))] for small in (True, False)
+            }
 
     def allocate(self, name: Hashable, size_bytes: int) -> None:
         """Allocate memory for `name`. Raises DoesNotFit."""
         assert name not in self._live, f"{name} is allocated twice"
         size = max(SMALLEST_BLOCK, _round_up(size_bytes, SMALLEST_BLOCK))
-        block = self._best_fit(size) or self._new_segment(size)
+        block = self._best_fit(size) or (self._expanded(size) if self.expandable else self._new_segment(size))
         self._split(block, size)
         block.used = True
         self._live[name] = block
@@ -75,18 +101,79 @@ class CachingAllocator:
         block = self._live.pop(name)
         self.allocated_bytes -= block.size_bytes
         block.used = False
-        if block.previous and not block.previous.used:
-            self._take_out(block.previous)
-            block = _joined(block.previous, block)
-        if block.following and not block.following.used:
-            self._take_out(block.following)
-            block = _joined(block, block.following)
-        self._keep(block)
+        self._keep(self._joined_with_neighbours(block))
 
     def _best_fit(self, size: int) -> _Block | None:
         unused = self._unused[size <= LARGEST_SMALL]
         place = bisect_left(unused, (size,))
+        # The end of an expandable segment counts with what it can expand to.
+        while self.expandable and place + 1 < len(unused):
+            if unused[place + 1][2].expandable_bytes >= unused[place][2].expandable_bytes:
+                break
+            place += 1
         return unused.pop(place)[2] if place < len(unused) else None
+
+    def _expanded(self, size: int) -> _Block:
+        """Return an unused block of at least `size` in an expandable segment, mapping pages for it."""
+        small = size <= LARGEST_SMALL
+        block = self._mapped(small, size)
+        if block is None:
+            self.retries += 1
+            for each in (True, False):
+                self._unmap_unused_pages(each)
+            block = self._mapped(small, size)
+        if block is None:
+            raise self._does_not_fit(size)
+        self._take_out(block)
+        return block
+
+    def _mapped(self, small: bool, size: int) -> _Block | None:
+        """Map pages at the lowest addresses with room for `size`; None where memory does not suffice."""
+        block = next(block for _, unmapped in self._unmapped[small] if (block := _with_room(unmapped, size)))
+        found = block if block.mapped else self._map(block, min(block.size_bytes, size))
+        while found and found.size_bytes < size:
+            assert found.following is not None, "the last block of a segment has no end"
+            more = min(size - found.size_bytes, found.following.size_bytes)
+            found = self._map(found.following, more)
+        return found
+
+    def _map(self, block: _Block, size: int) -> _Block | None:
+        """Map the pages for `size` at the beginning of `block`; None where memory does not suffice."""
+        mapped_bytes = _round_up(size, _page_bytes(block.small))
+        if self.capacity_bytes is not None and self.reserved_bytes + mapped_bytes > self.capacity_bytes:
+            return None
+        self._reserve(mapped_bytes)
+        self._take_out(block)
+        if mapped_bytes < block.size_bytes:
+            self._keep(_cut(block, mapped_bytes))
+        block.mapped = True
+        block = self._joined_with_neighbours(block)
+        self._keep(block)
+        return block
+
+    def _unmap_unused_pages(self, small: bool) -> None:
+        page = _page_bytes(small)
+        for _, start, block in list(self._unused[small]):
+            stop = (start + block.size_bytes) // page * page
+            first = _round_up(start, page)
+            if first >= stop:
+                continue
+            self._take_out(block)
+            if stop < start + block.size_bytes:
+                self._keep(_cut(block, stop - start))
+            if first > start:
+                before, block = block, _cut(block, first - start)
+                self._keep(before)
+            self.reserved_bytes -= stop - first
+            block.mapped = False
+            self._keep(self._joined_with_neighbours(block))
+
+    def _joined_with_neighbours(self, block: _Block) -> _Block:
+        for other in (block.previous, block.following):
+            if other and not other.used and other.mapped == block.mapped:
+                self._take_out(other)
+                block = _joined(other, block) if other is block.previous else _joined(block, other)
+        return block
 
     def _new_segment(self, size: int) -> _Block:
         segment_bytes = segment_bytes_for(size)
@@ -95,15 +182,21 @@ class CachingAllocator:
             self.retries += 1
             self._give_back_unused_segments()
         if self.reserved_bytes + segment_bytes > capacity:
-            raise DoesNotFit(
-                f"{size} bytes beside {self.allocated_bytes} allocated and {self.reserved_bytes} reserved "
-                f"of {self.capacity_bytes}"
-            )
-        self.reserved_bytes += segment_bytes
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+            raise self._does_not_fit(size)
+        self._reserve(segment_bytes)
         block = _Block(segment_bytes, self._next_address, small=size <= LARGEST_SMALL)
         self._next_address += segment_bytes
         return block
+
+    def _does_not_fit(self, size: int) -> DoesNotFit:
+        return DoesNotFit(
+            f"{size} bytes beside {self.allocated_bytes} allocated and {self.reserved_bytes} reserved "
+            f"of {self.capacity_bytes}"
+        )
+
+    def _reserve(self, byte_count: int) -> None:
+        self.reserved_bytes += byte_count
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
     def _give_back_unused_segments(self) -> None:
         for small, unused in self._unused.items():
@@ -114,31 +207,36 @@ class CachingAllocator:
     def _split(self, block: _Block, size: int) -> None:
         """Split the unneeded end off `block`, if it is large enough for a block of its own."""
         rest = block.size_bytes - size
-        if not (rest >= SMALLEST_BLOCK if block.small else rest > LARGEST_SMALL):
-            return
-        end = _Block(rest, block.address + size, block.small, previous=block, following=block.following)
-        if block.following:
-            block.following.previous = end
-        block.following, block.size_bytes = end, size
-        self._keep(end)
+        if rest >= SMALLEST_BLOCK if block.small or self.expandable else rest > LARGEST_SMALL:
+            self._keep(_cut(block, size))
 
     def _keep(self, block: _Block) -> None:
-        insort(self._unused[block.small], (block.size_bytes, block.address, block))
+        if block.mapped:
+            insort(self._unused[block.small], (block.size_bytes, block.address, block))
+        else:
+            insort(self._unmapped[block.small], (block.address, block))
 
     def _take_out(self, block: _Block) -> None:
-        unused = self._unused[block.small]
-        del unused[bisect_left(unused, (block.size_bytes, block.address))]
+        if block.mapped:
+            unused = self._unused[block.small]
+            del unused[bisect_left(unused, (block.size_bytes, block.address))]
+        else:
+            unmapped = self._unmapped[block.small]
+            del unmapped[bisect_left(unmapped, (block.address,))]
 
 
 def replay(
-    events: Iterable[tuple[Hashable, int | None]], *, capacity_bytes: int | None = None
+    events: Iterable[tuple[Hashable, int | None]],
+    *,
+    capacity_bytes: int | None = None,
+    expandable: bool = False,
 ) -> CachingAllocator:
     """Replay (name, bytes) for each allocation and (name, None) for each release, in order.
 
     Allocations of 0 bytes, and releases of what was allocated before the history began, are ignored.
     Raises DoesNotFit.
     """
-    allocator = CachingAllocator(capacity_bytes)
+    allocator = CachingAllocator(capacity_bytes, expandable)
     known: set[Hashable] = set()
     for name, size_bytes in events:
         if size_bytes:
@@ -150,23 +248,48 @@ def replay(
     return allocator
 
 
-def least_capacity(events: Sequence[tuple[Hashable, int | None]]) -> int:
+def least_capacity(events: Sequence[tuple[Hashable, int | None]], *, expandable: bool = False) -> int:
     """Return the smallest capacity in bytes, within a thousandth, at which `events` complete.
 
     It exceeds the allocated peak because of fragmentation: an unused part of a segment in use may be too
-    small for the next allocation.
+    small for the next allocation. Of expandable segments only pages with a used block are lost.
     """
-    plenty = replay(events)
+    plenty = replay(events, expandable=expandable)
     low, high = plenty.peak_allocated_bytes, plenty.peak_reserved_bytes
     while high - low > low // 1000:
         middle = (low + high) // 2
         try:
-            replay(events, capacity_bytes=middle)
+            replay(events, capacity_bytes=middle, expandable=expandable)
         except DoesNotFit:
             low = middle
         else:
             high = middle
     return high
+
+
+def _page_bytes(small: bool) -> int:
+    return SMALL_SEGMENT if small else LARGE_SEGMENT
+
+
+def _with_room(unmapped: _Block, size: int) -> _Block | None:
+    """Return the first of the unused blocks around `unmapped` if from there on they have `size` bytes."""
+    first = unmapped.previous if unmapped.previous and not unmapped.previous.used else unmapped
+    block: _Block | None = first
+    while size > 0 and block and not block.used:
+        size -= block.size_bytes
+        block = block.following
+    return first if size <= 0 else None
+
+
+def _cut(block: _Block, size: int) -> _Block:
+    """Shorten `block` to `size`, and return the rest, which follows it."""
+    end = dataclasses.replace(
+        block, size_bytes=block.size_bytes - size, address=block.address + size, used=False, previous=block
+    )
+    if block.following:
+        block.following.previous = end
+    block.following, block.size_bytes = end, size
+    return end
 
 
 def _joined(first: _Block, second: _Block) -> _Block:
