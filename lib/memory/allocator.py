@@ -13,8 +13,6 @@ has no end.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -89,7 +87,7 @@ class CachingAllocator:
         """Allocate memory for `name`. Raises DoesNotFit."""
         assert name not in self._live, f"{name} is allocated twice"
         size = max(SMALLEST_BLOCK, _round_up(size_bytes, SMALLEST_BLOCK))
-        block = self._best_fit(size) or (self._expanded(size) if self.expandable else self._new_segment(size))
+        block = self._best_fit(size) or self._from_driver(size)
         self._split(block, size)
         block.used = True
         self._live[name] = block
@@ -113,36 +111,47 @@ class CachingAllocator:
             place += 1
         return unused.pop(place)[2] if place < len(unused) else None
 
-    def _expanded(self, size: int) -> _Block:
-        """Return an unused block of at least `size` in an expandable segment, mapping pages for it."""
-        small = size <= LARGEST_SMALL
-        block = self._mapped(small, size)
+    def _from_driver(self, size: int) -> _Block:
+        """Return an unused block of at least `size` in newly reserved memory. Raises DoesNotFit."""
+        reserve = self._expanded if self.expandable else self._new_segment
+        block = reserve(size)
         if block is None:
             self.retries += 1
-            for each in (True, False):
-                self._unmap_unused_pages(each)
-            block = self._mapped(small, size)
+            for small in (True, False):
+                self._give_back_unused(small)
+            block = reserve(size)
         if block is None:
-            raise self._does_not_fit(size)
-        self._take_out(block)
+            raise DoesNotFit(
+                f"{size} bytes beside {self.allocated_bytes} allocated and {self.reserved_bytes} reserved "
+                f"of {self.capacity_bytes}"
+            )
         return block
 
-    def _mapped(self, small: bool, size: int) -> _Block | None:
+    def _new_segment(self, size: int) -> _Block | None:
+        segment_bytes = segment_bytes_for(size)
+        if not self._reserve(segment_bytes):
+            return None
+        block = _Block(segment_bytes, self._next_address, small=size <= LARGEST_SMALL)
+        self._next_address += segment_bytes
+        return block
+
+    def _expanded(self, size: int) -> _Block | None:
         """Map pages at the lowest addresses with room for `size`; None where memory does not suffice."""
-        block = next(block for _, unmapped in self._unmapped[small] if (block := _with_room(unmapped, size)))
-        found = block if block.mapped else self._map(block, min(block.size_bytes, size))
+        unmapped = self._unmapped[size <= LARGEST_SMALL]
+        block = next(room for _, each in unmapped if (room := _with_room(each, size)))
+        found = block if block.mapped else self._map(block, size)
         while found and found.size_bytes < size:
             assert found.following is not None, "the last block of a segment has no end"
-            more = min(size - found.size_bytes, found.following.size_bytes)
-            found = self._map(found.following, more)
+            found = self._map(found.following, size - found.size_bytes)
+        if found:
+            self._take_out(found)
         return found
 
     def _map(self, block: _Block, size: int) -> _Block | None:
-        """Map the pages for `size` at the beginning of `block`; None where memory does not suffice."""
-        mapped_bytes = _round_up(size, _page_bytes(block.small))
-        if self.capacity_bytes is not None and self.reserved_bytes + mapped_bytes > self.capacity_bytes:
+        """Map the pages for `size` at the beginning of `block`, or all; None where memory does not suffice."""
+        mapped_bytes = min(_round_up(size, _page_bytes(block.small)), block.size_bytes)
+        if not self._reserve(mapped_bytes):
             return None
-        self._reserve(mapped_bytes)
         self._take_out(block)
         if mapped_bytes < block.size_bytes:
             self._keep(_cut(block, mapped_bytes))
@@ -151,20 +160,30 @@ class CachingAllocator:
         self._keep(block)
         return block
 
-    def _unmap_unused_pages(self, small: bool) -> None:
+    def _reserve(self, byte_count: int) -> bool:
+        if self.capacity_bytes is not None and self.reserved_bytes + byte_count > self.capacity_bytes:
+            return False
+        self.reserved_bytes += byte_count
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return True
+
+    def _give_back_unused(self, small: bool) -> None:
+        """Give whole segments back, or whole pages of an expandable one."""
         page = _page_bytes(small)
         for _, start, block in list(self._unused[small]):
-            stop = (start + block.size_bytes) // page * page
-            first = _round_up(start, page)
-            if first >= stop:
+            end = start + block.size_bytes
+            first, stop = (_round_up(start, page), end // page * page) if self.expandable else (start, end)
+            if first >= stop or (not self.expandable and (block.previous or block.following)):
                 continue
             self._take_out(block)
-            if stop < start + block.size_bytes:
+            self.reserved_bytes -= stop - first
+            if not self.expandable:
+                continue
+            if stop < end:
                 self._keep(_cut(block, stop - start))
             if first > start:
                 before, block = block, _cut(block, first - start)
                 self._keep(before)
-            self.reserved_bytes -= stop - first
             block.mapped = False
             self._keep(self._joined_with_neighbours(block))
 
@@ -174,35 +193,6 @@ class CachingAllocator:
                 self._take_out(other)
                 block = _joined(other, block) if other is block.previous else _joined(block, other)
         return block
-
-    def _new_segment(self, size: int) -> _Block:
-        segment_bytes = segment_bytes_for(size)
-        capacity = math.inf if self.capacity_bytes is None else self.capacity_bytes
-        if self.reserved_bytes + segment_bytes > capacity:
-            self.retries += 1
-            self._give_back_unused_segments()
-        if self.reserved_bytes + segment_bytes > capacity:
-            raise self._does_not_fit(size)
-        self._reserve(segment_bytes)
-        block = _Block(segment_bytes, self._next_address, small=size <= LARGEST_SMALL)
-        self._next_address += segment_bytes
-        return block
-
-    def _does_not_fit(self, size: int) -> DoesNotFit:
-        return DoesNotFit(
-            f"{size} bytes beside {self.allocated_bytes} allocated and {self.reserved_bytes} reserved "
-            f"of {self.capacity_bytes}"
-        )
-
-    def _reserve(self, byte_count: int) -> None:
-        self.reserved_bytes += byte_count
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-
-    def _give_back_unused_segments(self) -> None:
-        for small, unused in self._unused.items():
-            parts = [entry for entry in unused if entry[2].previous or entry[2].following]
-            self.reserved_bytes -= sum(entry[0] for entry in unused) - sum(entry[0] for entry in parts)
-            self._unused[small] = parts
 
     def _split(self, block: _Block, size: int) -> None:
         """Split the unneeded end off `block`, if it is large enough for a block of its own."""
@@ -283,9 +273,8 @@ def _with_room(unmapped: _Block, size: int) -> _Block | None:
 
 def _cut(block: _Block, size: int) -> _Block:
     """Shorten `block` to `size`, and return the rest, which follows it."""
-    end = dataclasses.replace(
-        block, size_bytes=block.size_bytes - size, address=block.address + size, used=False, previous=block
-    )
+    rest = block.size_bytes - size
+    end = _Block(rest, block.address + size, block.small, False, block, block.following, block.mapped)
     if block.following:
         block.following.previous = end
     block.following, block.size_bytes = end, size
