@@ -148,7 +148,7 @@ class CachingAllocator:
         return found
 
     def _map(self, block: _Block, size: int) -> _Block | None:
-        """Map the pages for `size` at the beginning of `block`, or all; None where memory does not suffice."""
+        """Map pages for `size` at the beginning of `block`, or all; None where memory does not suffice."""
         mapped_bytes = min(_round_up(size, _page_bytes(block.small)), block.size_bytes)
         if not self._reserve(mapped_bytes):
             return None
@@ -246,12 +246,13 @@ def least_capacity(events: Sequence[tuple[Hashable, int | None]], *, expandable:
     """
     plenty = replay(events, expandable=expandable)
     low, high = plenty.peak_allocated_bytes, plenty.peak_reserved_bytes
+    step = low // 1000 if expandable else high  # expandable segments mostly lose little, which is tried first
     while high - low > low // 1000:
-        middle = (low + high) // 2
+        middle = min(low + step, (low + high) // 2)
         try:
             replay(events, capacity_bytes=middle, expandable=expandable)
         except DoesNotFit:
-            low = middle
+            low, step = middle, 2 * step
         else:
             high = middle
     return high
