@@ -1,7 +1,7 @@
 """Print the largest batch with which a model of timm or transformers trains on a GPU, without that GPU.
 
-`make fits MODEL=timm:NAME GPU=rtx3090`, or MODEL=hf: and a folder or a file like config.json. Weights are not
-needed, and nothing is downloaded.
+`make fits MODEL=timm:NAME GPU=rtx3090`, or MODEL=hf: and a folder or a file like config.json. It needs no
+weights and downloads nothing.
 """
 
 from __future__ import annotations
@@ -29,162 +29,127 @@ from lib.plan.fitting import GAPS, largest_fitting, split_under
 from lib.plan.gpus import find_gpu, machine_names, parse_gpu
 from lib.plan.roofline import StepWork, estimate_step_time
 from lib.plan.sharding import shares
-from lib.plan.types import Device, Kind, Layout, Memory, Precision
+from lib.plan.types import Device, Kind, Layout, Precision
 from lib.units import aligned, bytes_text, columns, range_text, whole_number
 from train.planning.memory_estimate import with_gaps
 
 STEPS = 1000  # whose money is shown
 SHOWN = 0.01  # share of the need from which a part is shown
-TOKENS = 2048  # of a sample, where SEQ= is left out and the model takes as many
-# Share of Adam's fp32 state in 8 bits, with a scale per block of 256 values (bitsandbytes).
-IN_8_BITS = (1 + 4 / 256) / 4
-BYTES_IN_4_BITS = 0.5 + 4 / 64  # of a weight in NF4, with a scale per block of 64 (Dettmers et al. 2023)
-HEAD = ("GPU", "batch", "steps of", "need", "of which", "a step", f"{STEPS} steps", "what would fit")
+# Share of Adam's fp32 state in 8 bits with a scale per 256 values, and bytes of a weight in NF4 with one per 64.
+IN_8_BITS, BYTES_IN_4_BITS = (1 + 4 / 256) / 4, 0.5 + 4 / 64
+HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
+VARIABLES = ("model", "gpu", "precision", "checkpoint", "price", "out", "seq", "lora", "target")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """A model and how it is trained. lora: the rank, 0 to train all weights. tokens: of a sample, 0: chosen."""
+    """A model, and how it is trained. seq: tokens of a sample, if any. lora: the rank, 0 for all weights."""
 
     model: str
     precision: str
-    tokens: int = 0
-    lora: int = 0
-    checkpoint: bool = False
+    seq: int
+    lora: int
+    checkpoint: bool
 
     def build(self) -> nn.Module:
         """Make the model, within a simulation."""
         source, _, name = self.model.partition(":")
-        of_timm = source == "timm"
-        model = _package("timm").create_model(name) if of_timm else _of_transformers(name)[1]()
+        model = _package("timm").create_model(name) if source == "timm" else _of_transformers(name)()
         if self.lora:
             linear = [at for at, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-            target: Any = [at for at in linear if "head" not in at] if of_timm else "all-linear"
+            target: Any = [at for at in linear if "head" not in at] if source == "timm" else "all-linear"
             peft = _package("peft")
             model = peft.get_peft_model(model, peft.LoraConfig(r=self.lora, target_modules=target))
-        if self.checkpoint and of_timm:
+        if self.checkpoint and source == "timm":
             model.set_grad_checkpointing()
         elif self.checkpoint:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         return cast(nn.Module, model)
 
     def inputs(self) -> Any:
-        """Return the shapes of one sample, with labels where the model's loss is known."""
+        """Return the shapes of one sample, with labels where the model takes them."""
         source, _, name = self.model.partition(":")
         if source == "timm":
             if not _package("timm").is_model(name):
                 raise ConfigError(f"MODEL={self.model} is no model of the installed timm")
             return (1, *_package("timm").get_pretrained_cfg(name).input_size)
-        config, make = _of_transformers(name)
-        kind, text = type(config).__name__, (1, self.tokens or min(TOKENS, getattr(config, _LONGEST, TOKENS)))
-        match make.func.main_input_name:
-            case "input_ids":
-                inputs: dict[str, Any] = {"input_ids": text}
-            case "pixel_values":
-                inputs = {"pixel_values": (1, config.num_channels, config.image_size, config.image_size)}
-            case other:
-                todo = "lib.memory.estimate takes any inputs (docs/memory-any-module.md)"
-                raise ConfigError(f"{kind} is of a model that takes {other}", todo=todo)
-        name = make.func.__name__
-        if name.endswith(("LM", "LMHeadModel", "ConditionalGeneration")):
-            inputs["labels"] = text
-        elif name.endswith("Classification"):
-            inputs["labels"] = (1,)
-        return inputs
-
-
-_LONGEST = "max_position_embeddings"
+        make = _of_transformers(name)
+        config, takes, kind = make.args[0], make.func.main_input_name, make.func.__name__  # type: ignore[attr-defined]
+        text = (1, self.seq or min(2048, getattr(config, "max_position_embeddings", 2048)))
+        if takes not in ("input_ids", "pixel_values"):
+            todo = "lib.memory.estimate takes any (docs/memory-any-module.md)"
+            raise ConfigError(f"make fits has no inputs for {kind}, which takes {takes}", todo=todo)
+        size = text if takes == "input_ids" else (1, config.num_channels, *[config.image_size] * 2)
+        labels = {"LM": text, "Model": text, "Generation": text, "Classification": (1,)}
+        found = [shape for end, shape in labels.items() if kind.endswith(end) and "For" in kind + "ForModel"]
+        return {takes: size, **({"labels": found[0]} if found else {})}
 
 
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m scripts.fits", description=__doc__)
-    for name in ("model", "gpu", "seq", "lora", "precision", "checkpoint", "target", "price", "out"):
-        parser.add_argument(f"--{name}", default="")
+    for name in VARIABLES:
+        number = functools.partial(whole_number, variable=name.upper(), least=0)
+        parser.add_argument(
+            f"--{name}", **({"type": number, "default": 0} if name in VARIABLES[6:] else {"default": ""})
+        )
     options = parser.parse_args()
     if options.model.partition(":")[0] not in ("timm", "hf") or not options.gpu:
         todo = "write MODEL=timm:NAME or MODEL=hf:FOLDER, and GPU=rtx3090 or GPU=all"
         raise ConfigError(f"MODEL={options.model} GPU={options.gpu} is not a model and a GPU", todo=todo)
     if options.checkpoint not in ("", "y", "n"):
         raise ConfigError(f"CHECKPOINT={options.checkpoint} is neither y nor n")
-    seq, lora, target = (
-        whole_number(getattr(options, name) or "0", name.upper(), least=0)
-        for name in ("seq", "lora", "target")
-    )
-    request = Request(
-        model=options.model,
-        precision=options.precision or "bf16",
-        tokens=seq,
-        lora=lora,
-        checkpoint=options.checkpoint == "y",
-    )
-    price_of(options.price, None)
-    fits = Fits(target=target, price=options.price or LIST)
-    return fits.show(request, options.gpu, picture=Path(options.out) if options.out else None)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fits:
-    """Answers for one target (samples of a step, 0: of one micro-batch) and price of a GPU and hour."""
-
-    target: int
-    price: str
-
-    def show(self, request: Request, gpu: str, *, picture: Path | None) -> int:
-        """Print the table, and draw memory over the last step on the first GPU. Status 2 if nothing fits."""
-        machines = {name: parse_gpu(name) for name in machine_names(gpu)}
-        machines = {name: each for name, each in machines.items() if each.kind != "tpu" or gpu == name}
-        if any(len(each.devices) > 1 or each.kind == "tpu" for each in machines.values()):
-            raise ConfigError(
-                f"GPU={gpu} is not one GPU", todo="name one; the table says where more are needed"
-            )
-        rows, drawn = [HEAD], None
-        for name, machine in machines.items():
-            device, report_of = machine.devices[0], traced(request, machine.kind)
-            free = device.free_bytes
-            largest = largest_fitting(lambda size: report_of(size).on(free), limit=self.target or 2**16)  # noqa: B023
-            drawn = drawn or report_of(largest or 1)
-            rows.append((name, *self._cells(request, machine.kind, device, largest)))
-        inputs = request.inputs()
-        print(f"{request.model}, {request.precision}, AdamW, inputs {inputs}: predicted, not measured")
-        print("\n".join(aligned(columns(rows))))
-        print(f"{allocator_text()}. Money: US dollars. Seconds: by the roofline.")
-        if picture and drawn:
-            atomic.save(picture, _drawn(drawn, request.model), action="write a picture")
-        return 0 if any(row[1] != "0" for row in rows[1:]) else 2
-
-    def _cells(self, request: Request, kind: Kind, device: Device, largest: int) -> Sequence[str]:
-        report = traced(request, kind)(largest or 1)
-        memory = report.on(device.free_bytes)
-        need = {**memory.parts, GAPS: memory.gaps_bytes, "context, margin": memory.reserve_bytes}
-        parts = sorted(need.items(), key=lambda part: -part[1])
-        listed = ", ".join(
-            f"{name} {size / 1e9:.1f}" for name, size in parts if size > SHOWN * memory.need_bytes
+    given = {name: getattr(options, name) for name in ("model", "seq", "lora")}
+    request = Request(**given, precision=options.precision or "bf16", checkpoint=options.checkpoint == "y")
+    price_of(options.price, None)  # before what takes long
+    machines = [(name, parse_gpu(name)) for name in machine_names(options.gpu)]
+    machines = [(name, each) for name, each in machines if each.kind != "tpu" and len(each.devices) == 1]
+    if not machines:
+        raise ConfigError(
+            f"GPU={options.gpu} is not one GPU", todo="name one; the table says how many it takes"
         )
-        sizes = bytes_text(memory.need_bytes), listed
-        if not largest:
-            return (
-                "0",
-                "",
-                *sizes,
-                "",
-                "",
-                next(_changes(request, kind, device), "nothing that is known here"),
-            )
-        split = split_under(self.target or largest, bound=largest)
-        assert split is not None, "any number of samples can be split"
-        seconds = _seconds(report, device, request.precision, accumulation=split.accumulation)
-        gpu = find_gpu(device.name)
-        price = price_of(self.price, gpu)
-        money = [each * STEPS / 3600 * price.per_hour for each in seconds] if price and seconds else []
-        step = f"{split.accumulation} x {split.micro_batch}" if self.target else ""
-        return (
-            str(largest),
-            step,
-            *sizes,
-            *(range_text(*each) if each else "" for each in (seconds, money)),
-            "",
-        )
+    rows = [(name, *cells(request, each.kind, each.devices[0], options)) for name, each in machines]
+    print(f"{request.model}, {request.precision}, AdamW, {request.inputs()}: predicted, not measured")
+    print("\n".join(aligned(columns([HEAD, *rows]))))
+    print(
+        f"{allocator_text()}. Seconds of a step by the roofline; money in US dollars unless PRICE= is yours."
+    )
+    if options.out:
+        report = traced(request, machines[0][1].kind)(int(rows[0][1]) or 1)
+        atomic.save(Path(options.out), drawn(report, request.model), action="write a picture")
+    return 0 if any(row[1] != "0" for row in rows) else 2
+
+
+def cells(request: Request, kind: Kind, device: Device, options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the cells of a row of the table."""
+    report_of, free, gpu = traced(request, kind), device.free_bytes, find_gpu(device.name)
+    largest = largest_fitting(lambda size: report_of(size).on(free), limit=options.target or 2**16)
+    report = report_of(largest or 1)
+    memory = report.on(free)
+    parts = {**memory.parts, GAPS: memory.gaps_bytes, "context, margin": memory.reserve_bytes}
+    of = [(size, name) for name, size in parts.items() if size > SHOWN * memory.need_bytes]
+    need = (
+        bytes_text(memory.need_bytes),
+        ", ".join(f"{name} {size / 1e9:.1f}" for size, name in sorted(of)[::-1]),
+    )
+    if not largest:
+        return "0", "", *need, "", "", next(changes(request, kind, free), "nothing that is known here")
+    split = split_under(options.target or largest, bound=largest)
+    assert split is not None, "any number of samples can be split"
+    steps = f"{split.accumulation} x {split.micro_batch}" if options.target else ""
+    if gpu is None:
+        return str(largest), steps, *need, "", "", ""
+    held = (report.parts.get(name, 0) for name in ("parameters", "gradients", "optimizer", "activations"))
+    weights, gradients, state, activations = held
+    work = StepWork(
+        flop=report.flop * split.accumulation, accumulation=split.accumulation, weight_bytes=weights,
+        gradient_bytes=gradients, optimizer_bytes=state, activation_bytes=activations * split.accumulation,
+        launches=report.launches * split.accumulation,
+    )  # fmt: skip
+    time = estimate_step_time(work, gpu, precision=cast(Precision, request.precision.removesuffix("-true")))
+    seconds, price = (time.fastest_seconds, time.slowest_seconds), price_of(options.price or LIST, gpu)
+    money = range_text(*(each * STEPS / 3600 * price.per_hour for each in seconds)) if price else ""
+    return str(largest), steps, *need, range_text(*seconds), money, ""
 
 
 @functools.cache
@@ -194,94 +159,68 @@ def traced(request: Request, kind: Kind) -> Callable[[int], Report]:
     try:
         report_of = reports(request.build, request.inputs(), device=kind, **options)
         report_of(1)
-    except (
-        AssertionError,
-        AttributeError,
-        NotImplementedError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"MODEL={request.model} cannot be traced so", why=first) from error
     return report_of
 
 
-def _seconds(report: Report, device: Device, precision: str, *, accumulation: int) -> Sequence[float]:
-    """Return the fastest and slowest seconds of a step; empty for a device without known rates."""
-    gpu = find_gpu(device.name)
-    if gpu is None:
-        return ()
-    work = StepWork(
-        flop=report.flop * accumulation,
-        accumulation=accumulation,
-        weight_bytes=report.parts.get("parameters", 0),
-        gradient_bytes=report.parts.get("gradients", 0),
-        optimizer_bytes=report.parts.get("optimizer", 0),
-        activation_bytes=report.parts.get("activations", 0) * accumulation,
-        launches=report.launches * accumulation,
-    )
-    time = estimate_step_time(work, gpu, precision=cast(Precision, precision.removesuffix("-true")))
-    return time.fastest_seconds, time.slowest_seconds
-
-
-def _changes(request: Request, kind: Kind, device: Device) -> Iterator[str]:
+def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[str]:
     """Yield changes with which one sample fits, the nearest first."""
-    recomputed = dataclasses.replace(request, checkpoint=True)
-    small = dataclasses.replace(request, lora=request.lora or 16)
-    both = dataclasses.replace(recomputed, lora=small.lora)
+    again = dataclasses.replace(request, checkpoint=True)
+    small, both = (dataclasses.replace(each, lora=request.lora or 16) for each in (request, again))
     checkpoint, lora = "CHECKPOINT=y", f"LORA={small.lora}"
     tries: list[tuple[str, Request, Callable[[], Mapping[str, float]]]] = [
-        (checkpoint, recomputed, dict),
+        (checkpoint, again, dict),
         ("8-bit optimizer state", request, lambda: {"optimizer": IN_8_BITS}),
         (lora, small, dict),
         (f"{lora} {checkpoint}", both, dict),
-        (f"{lora} {checkpoint} and 4-bit weights", both, lambda: _in_4_bits(both)),
+        (f"{lora} {checkpoint}, 4-bit weights", both, lambda: in_4_bits(both)),
     ]
-    for world in (2, 4, 8):
-        layout = Layout(strategy="fsdp", world=world, shard=world)
-        sharded = functools.partial(lambda layout: shares(weight_units(_on_meta(recomputed)), layout), layout)
-        tries.append((f"{checkpoint} and FSDP over {world}", recomputed, sharded))
+    tries += [
+        (f"{checkpoint}, FSDP over {n}", again, functools.partial(sharded, again, n)) for n in (2, 4, 8)
+    ]
     for text, changed, factors in tries:
         try:
-            if _scaled(traced(changed, kind)(1), factors()).on(device.free_bytes).fits:
-                yield text
-        except ConfigError:  # this model has no such change
+            report = traced(changed, kind)(1)
+            parts = with_gaps(report.trace, kind, factors())
+        except ConfigError:  # the model has no such change, or a package is missing
             continue
+        gaps = parts.pop(GAPS, 0)
+        if dataclasses.replace(report, parts=parts, gaps_bytes=gaps).on(free_bytes).fits:
+            yield text
 
 
-def _scaled(report: Report, factors: Mapping[str, float]) -> Report:
-    parts = with_gaps(report.trace, report.device, factors)
-    gaps = parts.pop(GAPS, 0)
-    return dataclasses.replace(report, parts=parts, gaps_bytes=gaps)
-
-
-def _in_4_bits(request: Request) -> Mapping[str, float]:
-    """Return the factor on the bytes of weights where those of frozen linear layers are in 4 bits."""
-    model = _on_meta(request)
-    layers = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
-    quantized = sum(weight.numel() for weight in layers if not weight.requires_grad)
-    total = sum(weight.numel() for weight in model.parameters())
-    width = 2 if request.precision.endswith("-true") else 4
-    return {"parameters": 1 - quantized / total * (1 - BYTES_IN_4_BITS / width)}
-
-
-def _on_meta(request: Request) -> nn.Module:
+def sharded(request: Request, world: int) -> Mapping[str, float]:
+    """Return the factors of memory on one of `world` GPUs with FSDP, what it gathers included."""
     with simulation("cuda"), RealConstants():
-        return request.build()
+        return shares(weight_units(request.build()), Layout(strategy="fsdp", world=world, shard=world))
 
 
-def _of_transformers(path: str) -> tuple[Any, functools.partial[nn.Module]]:
-    """Return the configuration in `path`, and what makes its model."""
+def in_4_bits(request: Request) -> Mapping[str, float]:
+    """Return the factor of weights where those of frozen linear layers are in 4 bits."""
+    with simulation("cuda"), RealConstants():
+        model = request.build()
+    layers = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
+    frozen, every = (each for each in layers if not each.requires_grad), model.parameters()
+    share = sum(each.numel() for each in frozen) / sum(each.numel() for each in every)
+    return {
+        "parameters": 1 - share * (1 - BYTES_IN_4_BITS / (2 if request.precision.endswith("-true") else 4))
+    }
+
+
+@functools.cache
+def _of_transformers(path: str) -> functools.partial[nn.Module]:
+    """Return what makes the model of the configuration in `path`, which is its argument."""
     transformers = _package("transformers")
     if not Path(path).exists():
         raise ConfigError(f"MODEL=hf:{path} is no folder and no file", todo="name one with a config.json")
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"MODEL=hf:{path} is no configuration", why=str(error).splitlines()[0]) from error
-    names = config.architectures or [transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
-    return config, functools.partial(getattr(transformers, names[0]), config)
+        name = (config.architectures or [transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__])[0]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"MODEL=hf:{path} names no model", why=str(error).splitlines()[0]) from error
+    return functools.partial(getattr(transformers, name), config)
 
 
 def _package(name: str) -> Any:
@@ -292,20 +231,19 @@ def _package(name: str) -> Any:
         raise ConfigError(f"make fits needs {name} here", why=str(error), todo=todo) from error
 
 
-def _drawn(report: Report, title: str) -> bytes:
+def drawn(report: Report, title: str) -> bytes:
     """Draw the memory of each category over the events of the last step, as PNG."""
     from lib.scaling.pictures import draw_page  # slow
 
-    trace, first = report.trace, report.marks[0]
-    names = sorted({trace.categories.get(event.storage, "temporaries") for event in trace.events})
-    changes = np.zeros((len(names), len(trace.events)))
-    for place, event in enumerate(trace.events):
-        changes[names.index(trace.categories.get(event.storage, "temporaries")), place] = event.byte_count
+    of = [report.trace.categories.get(event.storage, "temporaries") for event in report.trace.events]
+    names, first = sorted(set(of)), report.marks[0]
+    changed = np.zeros((len(names), len(of)))
+    changed[[names.index(name) for name in of], range(len(of))] = [e.byte_count for e in report.trace.events]
+    sizes = changed.cumsum(axis=1)[:, first:] / 1e9
 
     def draw(axes: Any) -> None:
-        sizes = changes.cumsum(axis=1)[:, first:] / 1e9
-        axes.stackplot(np.arange(sizes.shape[1]), sizes, labels=names)
-        for (name, _), mark in zip(report.phases.items(), report.marks, strict=False):
+        axes.stackplot(range(sizes.shape[1]), sizes, labels=names)
+        for name, mark in zip(report.phases, report.marks, strict=False):
             axes.axvline(mark - first, color="black", linewidth=0.8)
             axes.text(mark - first, axes.get_ylim()[1], f" {name}", va="top")
         axes.set(xlabel="allocations and releases of a step", ylabel="GB of tensors")

@@ -5,10 +5,9 @@ expandable_segments:True; limits on splitting are not modelled. With plentiful m
 reserved is cache, which is released under pressure; so the requirement of a history is the smallest capacity
 at which it completes.
 
-An expandable segment is a range of addresses, one for small and one for large blocks. Pages of memory are
-mapped into it where a block needs them, at the lowest addresses with room, and pages without a used block are
-unmapped under pressure. Torch ends the range at 9/8 of the device's memory and then begins another; here it
-has no end.
+An expandable segment, one for small and one for large blocks, is a range of addresses. Pages are mapped to
+the lowest with room for a block, and unmapped under pressure where nothing is used. Torch begins another
+segment after 9/8 of the device's memory; here it has no end.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ SMALL_SEGMENT = 2 * MIB  # segment that small allocations are split from
 LARGE_SEGMENT = 20 * MIB  # segment that larger ones are split from, unless they have
 OWN_SEGMENT = 10 * MIB  # at least this size, and so a segment of their own
 OWN_SEGMENT_STEP = 2 * MIB  # rounded up to a multiple of this
-_NO_END = 2**60  # bytes of addresses of an expandable segment
+_PAGE = {True: SMALL_SEGMENT, False: LARGE_SEGMENT}  # of the expandable segment of small and large blocks
+_NO_END = 2**60  # bytes of its addresses
 
 
 class DoesNotFit(Exception):
@@ -51,7 +51,12 @@ class _Block:
     mapped: bool = True  # False: addresses of an expandable segment without memory
 
     @property
-    def expandable_bytes(self) -> int:
+    def order(self) -> tuple[int, int]:
+        """By size and address: the first that is large enough fits best. Without memory by address."""
+        return self.size_bytes if self.mapped else 0, self.address
+
+    @property
+    def room(self) -> int:
         """Bytes with those that can be mapped behind it."""
         behind = self.following
         return self.size_bytes + (behind.size_bytes if behind and not behind.mapped else 0)
@@ -72,16 +77,14 @@ class CachingAllocator:
     peak_reserved_bytes: int = 0
     retries: int = 0  # times that unused segments were released to make room
     _live: dict[Hashable, _Block] = field(default_factory=dict)
-    # Unused blocks, small and large apart, by size and address: the first that is large enough fits best.
-    _unused: dict[bool, list[tuple[int, int, _Block]]] = field(default_factory=lambda: {True: [], False: []})
-    _unmapped: dict[bool, list[tuple[int, _Block]]] = field(default_factory=dict)  # alike, by address
+    # Unused blocks in their order, by whether they are small and mapped.
+    _unused: dict[tuple[bool, bool], list[tuple[tuple[int, int], _Block]]] = field(default_factory=dict)
     _next_address: int = 0
 
     def __post_init__(self) -> None:
-        if self.expandable:
-            self._unmapped = {
-                small: [(0, _Block(_NO_END, 0, small, mapped=False))] for small in (True, False)
-            }
+        for small in (True, False):
+            self._unused |= {(small, True): [], (small, False): []}
+            self._keep(_Block(_NO_END, 0, small, mapped=False))
 
     def allocate(self, name: Hashable, size_bytes: int) -> None:
         """Allocate memory for `name`. Raises DoesNotFit."""
@@ -102,14 +105,12 @@ class CachingAllocator:
         self._keep(self._joined_with_neighbours(block))
 
     def _best_fit(self, size: int) -> _Block | None:
-        unused = self._unused[size <= LARGEST_SMALL]
-        place = bisect_left(unused, (size,))
+        unused = self._unused[size <= LARGEST_SMALL, True]
+        place = bisect_left(unused, ((size, 0),))
         # The end of an expandable segment counts with what it can expand to.
-        while self.expandable and place + 1 < len(unused):
-            if unused[place + 1][2].expandable_bytes >= unused[place][2].expandable_bytes:
-                break
+        while place + 1 < len(unused) and unused[place + 1][1].room < unused[place][1].room:
             place += 1
-        return unused.pop(place)[2] if place < len(unused) else None
+        return unused.pop(place)[1] if place < len(unused) else None
 
     def _from_driver(self, size: int) -> _Block:
         """Return an unused block of at least `size` in newly reserved memory. Raises DoesNotFit."""
@@ -137,7 +138,7 @@ class CachingAllocator:
 
     def _expanded(self, size: int) -> _Block | None:
         """Map pages at the lowest addresses with room for `size`; None where memory does not suffice."""
-        unmapped = self._unmapped[size <= LARGEST_SMALL]
+        unmapped = self._unused[size <= LARGEST_SMALL, False]
         block = next(room for _, each in unmapped if (room := _with_room(each, size)))
         found = block if block.mapped else self._map(block, size)
         while found and found.size_bytes < size:
@@ -149,7 +150,7 @@ class CachingAllocator:
 
     def _map(self, block: _Block, size: int) -> _Block | None:
         """Map pages for `size` at the beginning of `block`, or all; None where memory does not suffice."""
-        mapped_bytes = min(_round_up(size, _page_bytes(block.small)), block.size_bytes)
+        mapped_bytes = min(_round_up(size, _PAGE[block.small]), block.size_bytes)
         if not self._reserve(mapped_bytes):
             return None
         self._take_out(block)
@@ -169,9 +170,9 @@ class CachingAllocator:
 
     def _give_back_unused(self, small: bool) -> None:
         """Give whole segments back, or whole pages of an expandable one."""
-        page = _page_bytes(small)
-        for _, start, block in list(self._unused[small]):
-            end = start + block.size_bytes
+        page = _PAGE[small]
+        for _, block in list(self._unused[small, True]):
+            start, end = block.address, block.address + block.size_bytes
             first, stop = (_round_up(start, page), end // page * page) if self.expandable else (start, end)
             if first >= stop or (not self.expandable and (block.previous or block.following)):
                 continue
@@ -201,18 +202,11 @@ class CachingAllocator:
             self._keep(_cut(block, size))
 
     def _keep(self, block: _Block) -> None:
-        if block.mapped:
-            insort(self._unused[block.small], (block.size_bytes, block.address, block))
-        else:
-            insort(self._unmapped[block.small], (block.address, block))
+        insort(self._unused[block.small, block.mapped], (block.order, block))
 
     def _take_out(self, block: _Block) -> None:
-        if block.mapped:
-            unused = self._unused[block.small]
-            del unused[bisect_left(unused, (block.size_bytes, block.address))]
-        else:
-            unmapped = self._unmapped[block.small]
-            del unmapped[bisect_left(unmapped, (block.address,))]
+        unused = self._unused[block.small, block.mapped]
+        del unused[bisect_left(unused, (block.order,))]
 
 
 def replay(
@@ -256,10 +250,6 @@ def least_capacity(events: Sequence[tuple[Hashable, int | None]], *, expandable:
         else:
             high = middle
     return high
-
-
-def _page_bytes(small: bool) -> int:
-    return SMALL_SEGMENT if small else LARGE_SEGMENT
 
 
 def _with_room(unmapped: _Block, size: int) -> _Block | None:
