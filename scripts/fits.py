@@ -10,7 +10,8 @@ import argparse
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,10 +36,10 @@ from train.planning.memory_estimate import with_gaps
 
 STEPS = 1000  # whose money is shown
 SHOWN = 0.01  # share of the need from which a part is shown
-# Share of Adam's fp32 state in 8 bits with a scale per 256 values, and bytes of a weight in NF4 with one per 64.
+# Share of Adam's fp32 state in 8 bits with a scale per 256 values; bytes of a weight in NF4 with one per 64
 IN_8_BITS, BYTES_IN_4_BITS = (1 + 4 / 256) / 4, 0.5 + 4 / 64
 HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
-VARIABLES = ("model", "gpu", "precision", "checkpoint", "price", "out", "seq", "lora", "target")
+WORDS, NUMBERS = ("model", "gpu", "precision", "checkpoint", "price", "out"), ("seq", "lora", "target")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Request:
     def build(self) -> nn.Module:
         """Make the model, within a simulation."""
         source, _, name = self.model.partition(":")
-        model = _package("timm").create_model(name) if source == "timm" else _of_transformers(name)()
+        model: Any = _package("timm").create_model(name) if source == "timm" else _of_transformers(name)()
         if self.lora:
             linear = [at for at, layer in model.named_modules() if isinstance(layer, nn.Linear)]
             target: Any = [at for at in linear if "head" not in at] if source == "timm" else "all-linear"
@@ -63,7 +64,9 @@ class Request:
         if self.checkpoint and source == "timm":
             model.set_grad_checkpointing()
         elif self.checkpoint:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.config.use_cache = False
+            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})
         return cast(nn.Module, model)
 
     def inputs(self) -> Any:
@@ -79,21 +82,24 @@ class Request:
         if takes not in ("input_ids", "pixel_values"):
             todo = "lib.memory.estimate takes any (docs/memory-any-module.md)"
             raise ConfigError(f"make fits has no inputs for {kind}, which takes {takes}", todo=todo)
-        size = text if takes == "input_ids" else (1, config.num_channels, *[config.image_size] * 2)
-        labels = {"LM": text, "Model": text, "Generation": text, "Classification": (1,)}
-        found = [shape for end, shape in labels.items() if kind.endswith(end) and "For" in kind + "ForModel"]
-        return {takes: size, **({"labels": found[0]} if found else {})}
+        inputs = {takes: text if takes == "input_ids" else (1, config.num_channels, *[config.image_size] * 2)}
+        if kind.endswith(("LM", "LMHeadModel", "ForConditionalGeneration", "Classification")):
+            inputs["labels"] = (
+                (1,) if kind.endswith(("SequenceClassification", "ImageClassification")) else text
+            )
+        return inputs
 
 
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m scripts.fits", description=__doc__)
-    for name in VARIABLES:
-        number = functools.partial(whole_number, variable=name.upper(), least=0)
-        parser.add_argument(
-            f"--{name}", **({"type": number, "default": 0} if name in VARIABLES[6:] else {"default": ""})
-        )
+    for name in WORDS:
+        parser.add_argument(f"--{name}", default="")
+    for name in NUMBERS:
+        number = functools.partial(whole_number, variable=name.upper())
+        parser.add_argument(f"--{name}", type=number, default=0)
     options = parser.parse_args()
+    warnings.simplefilter("ignore")  # those of other packages are theirs
     if options.model.partition(":")[0] not in ("timm", "hf") or not options.gpu:
         todo = "write MODEL=timm:NAME or MODEL=hf:FOLDER, and GPU=rtx3090 or GPU=all"
         raise ConfigError(f"MODEL={options.model} GPU={options.gpu} is not a model and a GPU", todo=todo)
