@@ -65,7 +65,8 @@ class Request:
             model.set_grad_checkpointing()
         elif self.checkpoint:
             model.config.use_cache = False
-            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            enable = enable or model.gradient_checkpointing_enable  # of transformers 4
             enable({"use_reentrant": False})
         return cast(nn.Module, model)
 

@@ -14,9 +14,11 @@ import torch
 from torch._subclasses import fake_tensor
 
 from lib.data.types import Dataset, TextSpec, TokenPart
+from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.memory.allocator import LARGE_SEGMENT, MIB
 from lib.memory.live import Event, LiveBytes, Trace
 from lib.plan.fitting import GAPS, StepSettings
+from lib.plan.gpus import parse_gpu
 from lib.plan.types import Kind, Layout
 from tests.support.configs import load_hardware
 from tests.support.datasets import looked
@@ -130,6 +132,44 @@ def test_a_size_on_the_line_is_what_its_own_trace_says(model: str, device: Any, 
         step = dataclasses.replace(trial, micro_batch=size)
         assert found[size] == trace_memory(config, plan_of(step), data, hardware=CPU)
         assert with_gaps(found[size].trace, device)
+
+
+def torn() -> Trace:
+    """200 MiB, then ten times 20 in their place, of which every second one goes before 60 are wanted."""
+    whole = [(0, 200), (0, -200), *((n, 20) for n in range(2, 12)), *((n, -20) for n in range(2, 12, 2))]
+    events = tuple(Event(number, mib * MIB) for number, mib in [*whole, (12, 60)])
+    return Trace(events, {}, {}, 512)
+
+
+@pytest.mark.parametrize(
+    ("device", "variables", "gaps"),
+    [
+        ("cuda", {}, 0),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, 60),
+        ("cuda", {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, 60),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, 60),
+        ("rocm", {}, 60),  # whose runs keep the default of torch
+    ],
+)
+def test_gaps_are_those_of_the_allocator_as_it_will_be_set(
+    device: Any, variables: dict[str, str], gaps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = with_gaps(torn(), device)
+    assert found["temporaries"] == 200 * MIB and found[GAPS] == pytest.approx(gaps * MIB, abs=MIB)
+
+
+@pytest.mark.slow
+def test_cuda_and_rocm_share_traces_and_not_gaps() -> None:
+    config = small_config("resnet18", optimizer="adamw", data_placement="stream")
+    traces, gaps = MemoryTraces(config, data_of(config)), {}
+    for gpu in ("mi300x", "h100-80g"):
+        predict = traces.predictor(parse_gpu(gpu))
+        gaps[gpu] = predict(dataclasses.replace(TRIAL, device=parse_gpu(gpu).kind))[GAPS]
+    assert gaps["mi300x"] != gaps["h100-80g"]
 
 
 def test_a_line_that_misses_a_trace_is_not_believed() -> None:
