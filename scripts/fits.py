@@ -143,7 +143,9 @@ def cells(request: Request, kind: Kind, device: Device, options: argparse.Namesp
         return "0", "", *need, "", "", next(changes(request, kind, free), "nothing that is known here")
     split = split_under(options.target or largest, bound=largest)
     assert split is not None, "any number of samples can be split"
-    steps = f"{split.accumulation} x {split.micro_batch}" if options.target else ""
+    ragged = split.last_micro_batch < split.micro_batch
+    steps = f"{split.accumulation - ragged} x {split.micro_batch}" + f" + {split.last_micro_batch}" * ragged
+    steps *= bool(options.target)
     if gpu is None:
         return str(largest), steps, *need, "", "", ""
     held = (report.parts.get(name, 0) for name in ("parameters", "gradients", "optimizer", "activations"))
