@@ -78,16 +78,15 @@ class Request:
                 raise ConfigError(f"MODEL={self.model} is no model of the installed timm")
             return (1, *_package("timm").get_pretrained_cfg(name).input_size)
         make = _of_transformers(name)
-        config, takes, kind = make.args[0], make.func.main_input_name, make.func.__name__  # type: ignore[attr-defined]
-        text = (1, self.seq or min(2048, getattr(config, "max_position_embeddings", 2048)))
+        given, takes, kind = make.args[0], make.func.main_input_name, make.func.__name__  # type: ignore[attr-defined]
+        text = (1, self.seq or min(2048, getattr(given, "max_position_embeddings", 2048)))
         if takes not in ("input_ids", "pixel_values"):
             todo = "lib.memory.estimate takes any (docs/memory-any-module.md)"
             raise ConfigError(f"make fits has no inputs for {kind}, which takes {takes}", todo=todo)
-        inputs = {takes: text if takes == "input_ids" else (1, config.num_channels, *[config.image_size] * 2)}
+        inputs = {takes: text if takes == "input_ids" else (1, given.num_channels, *[given.image_size] * 2)}
         if kind.endswith(("LM", "LMHeadModel", "ForConditionalGeneration", "Classification")):
-            inputs["labels"] = (
-                (1,) if kind.endswith(("SequenceClassification", "ImageClassification")) else text
-            )
+            of_sample = kind.endswith(("SequenceClassification", "ImageClassification"))
+            inputs["labels"] = (1,) if of_sample else text
         return inputs
 
 

@@ -154,20 +154,13 @@ def estimate(
             marks, value_of = list[int](), loss or _loss_of
             for _ in range(STEPS):
                 marks = training_step(lambda: value_of(_called(twin, batch)), updates, live, autocast_to)
-    traced = Report(
-        device=device,
-        batch=_samples(specs),
+    report = Report(
+        device=device, batch=_samples(specs), parts={}, gaps_bytes=0, phases={}, trace=live.trace(),
         compiled=any(hasattr(module, "_orig_mod") for module in built.modules()),
-        parts={},
-        gaps_bytes=0,
-        expandable=expandable_segments and device == "cuda",
-        phases={},
-        trace=live.trace(),
-        marks=tuple(marks),
-        flop=live.flop // STEPS,
-        launches=live.launches // STEPS,
-    )
-    return _filled(traced)
+        expandable=expandable_segments and device == "cuda", marks=tuple(marks),
+        flop=live.flop // STEPS, launches=live.launches // STEPS,
+    )  # fmt: skip
+    return _filled(report)
 
 
 def _filled(report: Report) -> Report:

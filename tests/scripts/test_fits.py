@@ -151,7 +151,9 @@ def test_state_in_8_bits_and_weights_in_4() -> None:
     whole, small = fits.traced(own, "cuda")(1), fits.IN_8_BITS
     assert small == pytest.approx(2.03125 / 8), "a byte and a 256th of four for each of two numbers"
     factors = fits.sharded(own, 4)
-    assert factors["optimizer"] == pytest.approx(1 / 4, rel=0.01) and 1 / 4 < factors["parameters"] < 1
+    assert factors["optimizer"] == pytest.approx(1 / 4, rel=0.01) and factors["parameters"] > 1 / 4, (
+        "gathered ones"
+    )
     need = whole.need_bytes - (1 - small) * whole.parts["optimizer"]
     assert next(fits.changes(own, "cuda", round(need) + 2**23)) in ("CHECKPOINT=y", "8-bit optimizer state")
     # Nothing is frozen without LoRA; with all of it frozen 4 layers of 512 x 512 are in 4 bits.
