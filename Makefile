@@ -115,6 +115,8 @@ $(addsuffix .config,$(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*))
 # Training
 train probe plan preflight: configured ready
 	$(TRAIN) $@ $(call options,gpu=GPU price=PRICE) $(call flag,json,JSON)
+fits: ready
+	$(RUN_PY) -m scripts.fits $(call options,model=MODEL gpu=GPU seq=SEQ lora=LORA precision=PRECISION checkpoint=CHECKPOINT target=TARGET price=PRICE out=OUT)
 profile: configured ready
 	$(TRAIN) $@ $(call options,steps=STEPS) --out=$(or $(call given,OUT),$(call quote,$(or $(O),build)/profile))
 # A stored run has its own configuration.

@@ -3,7 +3,8 @@
 #
 #     scripts/gpu_check.sh 1|2|3 OUTDIR
 #
-# 1: what the device keeps for itself; the simulated allocator and the predicted memory against real ones.
+# 1: what the device keeps for itself; the simulated allocator, with expandable segments and without, and the
+#    predicted memory against real ones.
 # 2: the true largest micro-batch under emulated cards of 8 to 80 GiB.
 # 3: torch.compile on and off, step times against their estimates, the throughput rule, and Lightning's batch size finder where it is installed.
 #
@@ -16,5 +17,7 @@ cd "$(dirname "$0")/.."
 venv=${VENV-.venv} python=${PYTHON:-python3}
 scripts/bootstrap.sh "$venv" "$python" requirements.txt
 [ -z "$venv" ] || python=$venv/bin/python
+# As for every run (lib/devices/host.py); predictions follow it.
+export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF-expandable_segments:True}"
 # The program ends by itself in time; this is for a device that hangs.
 exec timeout -k 10 535 "$python" -m scripts.gpu_check.parts "$@"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lib import kconf
+from lib.devices.host import set_up_allocator
 from lib.distributed.launcher import is_worker
 from lib.errors import ConfigError, outlast_readers, run_main
 from lib.units import non_negative, whole_number
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def main() -> int:
     """Run one command. Torch takes seconds to import, so arguments and .config are checked first."""
     started = time.monotonic()
+    set_up_allocator()
     options = _parser().parse_args()
     command = options.command
     if command in ("train", "resume", "rerun") or is_worker():

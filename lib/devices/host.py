@@ -9,20 +9,22 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from lib.errors import PlanError
 
 ROOT = Path("/")
+# Of torch's allocator of GPU memory; torch reads the first that is set.
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+ALLOCATOR_DEFAULT = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 SPEED_VARIABLES = (
     "OMP_NUM_THREADS",
     "OMP_PROC_BIND",
     "KMP_AFFINITY",
     "KMP_DUPLICATE_LIB_OK",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
+    *ALLOCATOR_VARIABLES,
 )
 # Controller of a control group ("": version 2) -> its files of the limit and the usage, and the name of the
 # page cache that the kernel can drop in memory.stat.
@@ -39,6 +41,35 @@ def speed_settings() -> dict[str, str]:
         "driver": driver.partition("\n")[0],
         **{name: os.environ.get(name, "") for name in SPEED_VARIABLES},
     }
+
+
+def allocator_setting() -> str:
+    """Return the setting of torch's allocator in runs on CUDA, NAME=value: the user's, else the default."""
+    name = next((name for name in ALLOCATOR_VARIABLES if name in os.environ), None)
+    return ALLOCATOR_DEFAULT if name is None else f"{name}={os.environ[name]}"
+
+
+def expandable_segments() -> bool:
+    """Return True if runs on CUDA allocate in expandable segments."""
+    setting = "".join(allocator_setting().split())
+    return setting.rpartition("expandable_segments:")[2].startswith("True")
+
+
+def set_up_allocator() -> None:
+    """Make `allocator_setting` that of this process and those that it starts, before torch is imported.
+
+    Only on Linux and not for ROCm: elsewhere torch has no expandable segments, or has them since ROCm 7 only.
+    """
+    if platform.system() == "Linux" and "rocm" not in metadata.version("torch"):
+        name, _, value = allocator_setting().partition("=")
+        os.environ[name] = value
+
+
+def allocator_text() -> str:
+    """Return `allocator_setting` and its origin in words."""
+    setting = allocator_setting()
+    ours = "the default of runs; what you set in the environment is kept"
+    return f"Allocator: {setting} ({ours if setting == ALLOCATOR_DEFAULT else 'set in the environment'})"
 
 
 def parse_cpu_name(cpuinfo: str) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -35,6 +35,7 @@ MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
 
 _TRUE = {"bf16-true": torch.bfloat16, "fp16-true": torch.float16}
 _INTEGERS = ("ids", "labels", "mask")  # ends of the names of such inputs of Hugging Face's models
+_BEYOND = 1.1  # of the largest traced batch, to which the line through smaller ones is believed
 _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -46,8 +47,11 @@ class Report:
     parts: tensors at the peak, by category: parameters, gradients, optimizer, data, activations, temporaries.
     gaps_bytes: lost between tensors in the segments of the caching allocator of CUDA and ROCm.
     context_bytes: context and libraries of a GPU, and a margin of the prediction.
+    expandable: gaps are those of expandable segments.
     phases: "forward", "backward" and "update" of the last step: bytes of tensors at its peak and at its end.
     trace: each allocation and release of two steps.
+    marks: numbers of events before each phase of the last step, and at its end.
+    flop, launches: of a step: FLOP of products, convolutions and attention; operators that launch a kernel.
     """
 
     device: Kind
@@ -55,8 +59,12 @@ class Report:
     compiled: bool
     parts: Mapping[str, int]
     gaps_bytes: int
+    expandable: bool
     phases: Mapping[str, tuple[int, int]]
     trace: Trace
+    marks: tuple[int, ...]
+    flop: int
+    launches: int
 
     @property
     def peak_bytes(self) -> int:
@@ -72,6 +80,15 @@ class Report:
     def need_bytes(self) -> int:
         """Bytes that the device must have free: tensors, gaps and context."""
         return self.on(0).need_bytes
+
+    def between(self, other: Report, samples: int) -> Report | None:
+        """Return the report for `samples` on the line through this one and `other`; None if steps differ."""
+        steps, of = samples - self.batch, other.batch - self.batch
+        trace = self.trace.affine(other.trace, steps, of)
+        if trace is None or (self.marks, self.launches) != (other.marks, other.launches):
+            return None
+        flop = self.flop + (other.flop - self.flop) * steps // of
+        return _filled(dataclasses.replace(self, batch=samples, trace=trace, flop=flop))
 
     def on(self, free_bytes: int) -> Memory:
         """Return this need on a device with `free_bytes`; `fits` of the result compares them."""
@@ -98,6 +115,7 @@ def estimate(
     precision: AnyPrecision = "fp32",
     loss: Callable[[Any], Tensor] | None = None,
     device: Kind = "cuda",
+    expandable_segments: bool = False,
 ) -> Report:
     """Predict the memory of training `model` on one batch, from two steps on tensors without contents.
 
@@ -112,6 +130,7 @@ def estimate(
         and floating-point inputs instead; "fp32" changes nothing, nor does it end the module's own autocast.
     loss: a function of the model's output. None: the output's `loss`, or the sum of all that has gradients.
         The output is released after it, as in the loops of Lightning and Hugging Face.
+    expandable_segments: of torch's allocator on CUDA, as by PYTORCH_ALLOC_CONF=expandable_segments:True.
 
     Raises ConfigError for unsupported arguments, and where code depends on the values of tensors.
     """
@@ -135,23 +154,26 @@ def estimate(
             marks, value_of = list[int](), loss or _loss_of
             for _ in range(STEPS):
                 marks = training_step(lambda: value_of(_called(twin, batch)), updates, live, autocast_to)
-    return _report(live.trace(), marks, built, device=device, batch=_samples(specs))
+    report = Report(
+        device=device, batch=_samples(specs), parts={}, gaps_bytes=0, phases={}, trace=live.trace(),
+        compiled=any(hasattr(module, "_orig_mod") for module in built.modules()),
+        expandable=expandable_segments and device == "cuda", marks=tuple(marks),
+        flop=live.flop // STEPS, launches=live.launches // STEPS,
+    )  # fmt: skip
+    return _filled(report)
 
 
-def _report(trace: Trace, marks: list[int], model: nn.Module, *, device: Kind, batch: int) -> Report:
-    totals = list(accumulate(event.byte_count for event in trace.events))
-    return Report(
-        device=device,
-        batch=batch,
-        compiled=any(hasattr(module, "_orig_mod") for module in model.modules()),
-        parts=trace.at_peak(),
-        gaps_bytes=max(0, least_capacity(trace.history()) - trace.peak_bytes) if device in OWN_MEMORY else 0,
-        phases={
-            name: (max(totals[first - 1 : last]), totals[last - 1])
-            for name, first, last in zip(("forward", "backward", "update"), marks, marks[1:], strict=False)
-        },
-        trace=trace,
-    )
+def _filled(report: Report) -> Report:
+    """Return `report` with the sizes that follow from its trace."""
+    trace, marks, gaps = report.trace, report.marks, 0
+    totals = list(itertools.accumulate(event.byte_count for event in trace.events))
+    if report.device in OWN_MEMORY:
+        gaps = max(0, least_capacity(trace.history(), expandable=report.expandable) - trace.peak_bytes)
+    phases = {
+        name: (max(totals[first - 1 : last]), totals[last - 1])
+        for name, first, last in zip(("forward", "backward", "update"), marks, marks[1:], strict=False)
+    }
+    return dataclasses.replace(report, parts=trace.at_peak(), gaps_bytes=gaps, phases=phases)
 
 
 def fits(model: Model, inputs: Any, *, gpu: str, **options: Any) -> bool:
@@ -171,23 +193,44 @@ def largest_batch(model: Model, inputs: Any, *, gpu: str, limit: int = 2**20, **
     inputs: as for `estimate`. First dimensions that are as large as that of the first input count samples.
     gpu, options: as for `fits`; `loss` takes any number of samples.
     """
-    machine, specs, found = parse_gpu(gpu), _specs_of(inputs), dict[int, Memory]()
+    machine = parse_gpu(gpu)
+    report_of, free_bytes = (
+        reports(model, inputs, device=machine.kind, **options),
+        machine.devices[0].free_bytes,
+    )
+    return largest_fitting(lambda samples: report_of(samples).on(free_bytes), limit=limit)
+
+
+def reports(model: Model, inputs: Any, *, device: Kind, **options: Any) -> Callable[[int], Report]:
+    """Return the function from a number of samples to the report of `estimate`, which traces few of them.
+
+    Storages grow along a line. Once that through two traced sizes has given a third trace exactly, sizes
+    between them, and up to a tenth beyond, are calculated.
+    """
+    specs, traced, line = _specs_of(inputs), dict[int, Report](), [(0, -1)]
     if not isinstance(model, nn.Module):  # once, and not for each size
-        with _simulation(machine.kind):
+        with _simulation(device):
             model = _built(model)
 
     def with_samples(spec: Tensor, samples: int) -> Tensor:
         is_batch = spec.shape[:1] == (_samples(specs),)
         return torch.empty(samples, *spec.shape[1:], dtype=spec.dtype, device="meta") if is_batch else spec
 
-    def memory_of(samples: int) -> Memory:
-        if samples not in found:
-            batch = tree_map_only(Tensor, lambda spec: with_samples(spec, samples), specs)
-            report = estimate(model, batch, device=machine.kind, **options)
-            found[samples] = report.on(machine.devices[0].free_bytes)
-        return found[samples]
+    @functools.cache
+    def report_of(samples: int) -> Report:
+        low, high = line[0]
+        on_line = traced[low].between(traced[high], samples) if low <= samples <= high * _BEYOND else None
+        if on_line is not None:
+            return on_line
+        batch = tree_map_only(Tensor, lambda spec: with_samples(spec, samples), specs)
+        report = estimate(model, batch, device=device, **options)
+        for one, other in itertools.combinations(sorted(traced), 2):
+            if traced[one].between(traced[other], samples) == report:
+                line[0] = min(one, samples), max(other, samples)
+        traced[samples] = report
+        return report
 
-    return largest_fitting(memory_of, limit=limit)
+    return report_of
 
 
 def _optimizer_of(model: nn.Module, make: MakeOptimizer, *, device: Kind) -> torch.optim.Optimizer:

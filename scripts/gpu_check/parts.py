@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 import torch
 
+from lib.devices.host import allocator_setting
 from lib.errors import ConfigError, run_main
 from lib.plan.gpus import find_gpu
 from lib.plan.micro_batch_search import smallest_near_best
@@ -90,10 +91,11 @@ def part_1(bench: Bench) -> None:
     for dtype in bench.in_time("float32", "bfloat16", "float16"):
         bench.child.close()  # what a first use takes is only seen in a process that has used nothing
         bench.add("context", dtype=dtype, **bench.ask("context", dtype=dtype))
-    for case in bench.in_time(*CASES):
+    for case, expandable in bench.in_time(*((case, each) for case in CASES for each in (True, False))):
         bench.child.close()
         setting = Setting(case=case, micro_batch=SIZES[case][0])
-        bench.add("history", **dataclasses.asdict(setting), **bench.ask("history", setting=setting))
+        answer = bench.ask("history", setting=setting, expandable=expandable)
+        bench.add("history", **dataclasses.asdict(setting), expandable=expandable, **answer)
     settings = (
         Setting(case=case, micro_batch=size, precision=precision, accumulation=accumulation)
         for case in CASES
@@ -223,6 +225,7 @@ def describe_machine() -> dict[str, Any]:
         "catalogue_bytes": known.total_bytes if known else None,
         "capability": [properties.major, properties.minor],
         "torch": torch.__version__,
+        "allocator": allocator_setting(),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "python": sys.version.split()[0],

@@ -79,16 +79,20 @@ def measure(setting: dict[str, Any], limit_bytes: int | None = None, timed: bool
     return answer
 
 
-def history(setting: dict[str, Any]) -> dict[str, Any]:
-    """Record two optimizer steps with torch's allocator, and replay them with the simulated one."""
+def history(setting: dict[str, Any], expandable: bool) -> dict[str, Any]:
+    """Record two optimizer steps with torch's allocator, and replay them with the simulated one.
+
+    expandable: with expandable segments or without.
+    """
     _start_afresh(None)
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable}")
     torch.cuda.memory._record_memory_history(context=None, max_entries=2_000_000)
     training_of(open_setting(Setting(**setting))).run(steps=2)
     traces = torch.cuda.memory._snapshot()["device_traces"]
     torch.cuda.memory._record_memory_history(enabled=None)
     real = _memory()
     started = time.perf_counter()
-    simulated = replay(events_of(traces[0]))
+    simulated = replay(events_of(traces[0]), expandable=expandable)
     return {
         **real,
         "events": len(traces[0]),

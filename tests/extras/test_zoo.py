@@ -5,6 +5,7 @@ Not collected by make test: make test-extras runs it, with an environment of its
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from lib.errors import ConfigError
 from lib.memory import estimate
 from lib.memory.live import LiveBytes
+from scripts import fits
 from tests.extras import zoo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +137,34 @@ def test_routing_by_values_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"depends on the values of a tensor: aten\.") as caught:
         estimate(ByRouting(), (4, 8))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "configuration", "options"),
+    [
+        ("timm:vit_tiny_patch16_224", {}, {"target": "96", "checkpoint": "y"}),
+        (
+            "hf:config.json",
+            {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **zoo._DECODER},
+            {"seq": "64", "lora": "4", "checkpoint": "y", "target": "96"},
+        ),
+    ],
+)
+def test_make_fits(
+    model: str,
+    configuration: dict[str, Any],
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    zoo.import_timm()
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(configuration))
+    words = {"model": model, "gpu": "rtx3090", **options}
+    monkeypatch.setattr("sys.argv", ["fits", *(f"--{name}={value}" for name, value in words.items())])
+    assert fits.main() == 0
+    assert capsys.readouterr().out.splitlines()[2].split()[:5] == ["rtx3090", "96", "1", "x", "96"]
 
 
 class ByRouting(nn.Module):

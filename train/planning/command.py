@@ -14,6 +14,7 @@ from typing import Any
 
 from lib import kconf
 from lib.config import Config, config_from_values
+from lib.devices.host import allocator_setting, allocator_text
 from lib.devices.probe import probe
 from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import PlanError
@@ -76,6 +77,7 @@ class Outlook:
             "kernel_launches": self.launches._asdict(),
             "launch_seconds_assumed": LAUNCH_SECONDS[self.plan.compile],
             "cost": dataclasses.asdict(self.cost),
+            "allocator": allocator_setting() if self.plan.device == "cuda" else None,
             "gpu_figures_from": self.gpu_origin,
             "alternatives": list(self.alternatives),
             "ways_to_spread": [each.to_json() for each in self.strategies],
@@ -226,6 +228,8 @@ def _lines(outlook: Outlook) -> Iterator[str]:
         yield str(outlook.step_time)
     if outlook.strategies:
         yield from format_strategies(outlook.strategies, columns=shutil.get_terminal_size().columns)
+    if outlook.plan.device == "cuda":
+        yield allocator_text()
     yield _methods(outlook)
     if outlook.alternatives:
         yield "Changes that need less memory:"

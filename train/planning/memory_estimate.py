@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lib.config import Config
 from lib.devices.base import SimulatedBackend
+from lib.devices.host import expandable_segments
 from lib.devices.probe import probe
 from lib.hyperparams import apply_hyperparams
 from lib.memory.live import LiveBytes, Trace
@@ -75,7 +76,7 @@ class MemoryTraces:
         self._found: dict[_Key, MemoryTrace | RefusedBatchError] = {}
         self._traced: dict[_Key, dict[int, MemoryTrace]] = {}  # by the mode with a micro-batch of 1, by size
         self._lines: dict[_Key, tuple[int, int]] = {}  # sizes that the believed line goes through
-        self._parts: dict[tuple[_Key, tuple[tuple[str, float], ...]], dict[str, int]] = {}
+        self._parts: dict[tuple[_Key, Kind, tuple[tuple[str, float], ...]], dict[str, int]] = {}
 
     def of(self, step: StepSettings, hardware: Hardware) -> MemoryTrace:
         """Return the traces of `step`. hardware: matters only for data kept on the device.
@@ -139,7 +140,7 @@ class MemoryTraces:
                 factors = shares(units, step.layout)
             key = self._key(step, hardware)
             trace = self._of(key, hardware).trace
-            cached = key, tuple(sorted(factors.items()))
+            cached = key, step.device, tuple(sorted(factors.items()))
             if cached not in self._parts:
                 self._parts[cached] = with_gaps(trace, step.device, factors)
             parts = dict(self._parts[cached])
@@ -356,7 +357,9 @@ def with_gaps(
     if device in OWN_MEMORY:
         from lib.memory.allocator import least_capacity
 
-        parts[GAPS] = max(0, least_capacity(trace.history(shares)) - sum(parts.values()))
+        expandable = device == "cuda" and expandable_segments()
+        need = least_capacity(trace.history(shares), expandable=expandable)
+        parts[GAPS] = max(0, need - sum(parts.values()))
     return parts
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lib import kconf
 from lib.config import Config
+from lib.devices.host import allocator_text
 from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.plan.placement import place
@@ -45,6 +46,8 @@ def plan_for(request: RunRequest, data: TrainingData, hardware: Hardware, run: R
             _check_effective_batch(run, plan, of_many=hardware.of_all_nodes)
     check_run(request.config, plan, data)
     show(plan, sys.stdout, compact=not request.verbose)
+    if plan.device == "cuda":
+        log(allocator_text())
     return plan
 
 

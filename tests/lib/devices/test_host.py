@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from lib.devices import host
 from lib.devices.host import linux_cpu_quota, linux_memory
+from tests.support.configs import ROOT
 
 MEMINFO = (
     "MemTotal:       16000000 kB\nMemFree:  1000000 kB\nMemAvailable:    8000000 kB\nHugePages_Total:  0\n"
@@ -140,3 +145,82 @@ def test_processor(flags: str, bf16: str) -> None:
 
 def test_free_memory_of_macos() -> None:
     assert host.parse_vm_stat(VM_STAT) == 501_000 * 16384
+
+
+OURS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in host.ALLOCATOR_VARIABLES:
+        monkeypatch.setenv(name, "")  # so that what a test sets is gone after it
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize(
+    ("variables", "setting", "expandable"),
+    [
+        ({}, OURS, True),
+        (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:False"},
+            "PYTORCH_ALLOC_CONF=expandable_segments:False",
+            False,
+        ),
+        ({"PYTORCH_ALLOC_CONF": ""}, "PYTORCH_ALLOC_CONF=", False),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments : True"},
+            "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64, expandable_segments : True",
+            True,
+        ),
+        # torch reads the older names first, and of a repeated option the last value.
+        (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_HIP_ALLOC_CONF": "backend:native"},
+            "PYTORCH_HIP_ALLOC_CONF=backend:native",
+            False,
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True,expandable_segments:False"},
+            "PYTORCH_ALLOC_CONF=expandable_segments:True,expandable_segments:False",
+            False,
+        ),
+    ],
+)
+def test_what_the_user_set_for_the_allocator_is_kept(
+    variables: dict[str, str], setting: str, expandable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (host.allocator_setting(), host.expandable_segments()) == (setting, expandable)
+    assert host.allocator_text().startswith(f"Allocator: {setting} (")
+    assert host.allocator_text().endswith("(set in the environment)") == (setting != OURS)
+    monkeypatch.setattr(host.platform, "system", lambda: "Linux")
+    host.set_up_allocator()
+    now = {name: os.environ[name] for name in host.ALLOCATOR_VARIABLES if name in os.environ}
+    assert now == (variables or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize(("system", "torch"), [("Darwin", "2.13.0"), ("Linux", "2.13.0+rocm6.4")])
+def test_elsewhere_torchs_own_default_stays(system: str, torch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.platform, "system", lambda: system)
+    monkeypatch.setattr(metadata, "version", lambda _: torch)
+    host.set_up_allocator()
+    assert not [name for name in host.ALLOCATOR_VARIABLES if name in os.environ]
+
+
+@pytest.mark.usefixtures("unset")
+def test_every_training_process_sets_up_its_allocator_before_it_imports_torch() -> None:
+    code = (
+        "import os, sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch':\n"
+        "            print(os.environ.get('PYTORCH_ALLOC_CONF'), flush=True)\n"
+        "            os._exit(0)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "sys.argv = ['train', 'resume']\n"
+        "import runpy; runpy.run_module('train', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "expandable_segments:True\n", done.stderr

@@ -16,9 +16,9 @@ from lib.memory.allocator import (
 )
 
 
-def after(*steps: int | str, capacity_bytes: int | None = None) -> CachingAllocator:
+def after(*steps: int | str, capacity_bytes: int | None = None, expandable: bool = False) -> CachingAllocator:
     """Sizes are allocated under the names a, b, c, ...; a name is freed."""
-    allocator = CachingAllocator(capacity_bytes)
+    allocator = CachingAllocator(capacity_bytes, expandable)
     names = iter("abcdefghijklmnopqrstuvwxyz")
     for step in steps:
         if isinstance(step, str):
@@ -153,6 +153,165 @@ def test_the_least_that_does_is_between_what_is_allocated_and_what_is_cached() -
     torn += [("last", 6 * MIB)]
     assert replay(torn).peak_allocated_bytes == 40 * MIB
     assert least_capacity(torn) == pytest.approx(60 * MIB, rel=2e-3)
+
+
+# Expandable segments
+
+
+def expanded(*steps: int | str, capacity_bytes: int | None = None) -> CachingAllocator:
+    return after(*steps, capacity_bytes=capacity_bytes, expandable=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reserved"),
+    [
+        ((512,), 2 * MIB),
+        ((MIB, MIB, 512), 4 * MIB),
+        ((MIB + 512,), 20 * MIB),
+        ((20 * MIB,), 20 * MIB),
+        ((20 * MIB, 512), 22 * MIB),  # small and large blocks have segments of their own
+        ((21 * MIB,), 40 * MIB),
+        ((21 * MIB, 19 * MIB), 40 * MIB),
+        ((11 * MIB, 11 * MIB), 40 * MIB),  # across the border of a page
+    ],
+)
+def test_pages_are_mapped_as_they_are_needed(sizes: tuple[int, ...], reserved: int) -> None:
+    assert bytes_of(expanded(*sizes)) == (sum(sizes), reserved), "and no end stays with its block"
+
+
+def test_the_end_of_the_segment_is_taken_last() -> None:
+    # Free are 8 MiB between a and c, and the last 4 of the pages, which would fit 3 MiB more closely.
+    steps: tuple[int | str, ...] = (4 * MIB, 8 * MIB, 4 * MIB, "b")
+    assert bytes_of(expanded(*steps, 3 * MIB, 5 * MIB)) == (16 * MIB, 20 * MIB)
+    assert bytes_of(expanded(*steps, 3 * MIB, 5 * MIB, 4 * MIB)) == (20 * MIB, 20 * MIB)
+
+
+def test_what_is_torn_in_segments_is_not_in_an_expandable_one() -> None:
+    # 200 MiB are reused for ten times 20, of which every second one is freed before 60 are wanted.
+    torn: list[tuple[str, int | None]] = [("all", 200 * MIB), ("all", None)]
+    torn += [(name, 20 * MIB) for name in "abcdefghij"] + [(name, None) for name in "acegi"]
+    torn += [("last", 60 * MIB)]
+    assert least_capacity(torn) == pytest.approx(260 * MIB, rel=2e-3)
+    assert least_capacity(torn, expandable=True) == pytest.approx(200 * MIB, rel=2e-3)
+
+
+def test_under_pressure_unused_pages_move_to_another_place() -> None:
+    # b keeps the middle of three blocks; the pages of a are mapped behind c for 60 MiB.
+    allocator = expanded(40 * MIB, 40 * MIB, 20 * MIB, "a", 60 * MIB, capacity_bytes=120 * MIB)
+    assert bytes_of(allocator) == (120 * MIB, 120 * MIB) and allocator.retries == 1
+    with pytest.raises(DoesNotFit):  # the addresses of a have no memory any more
+        expanded(40 * MIB, 40 * MIB, 20 * MIB, "a", 60 * MIB, 40 * MIB, capacity_bytes=120 * MIB)
+    # A page with a used block stays: of the two pages of a only one is unmapped.
+    with pytest.raises(DoesNotFit):
+        expanded(39 * MIB, 2 * MIB, 39 * MIB, "a", 80 * MIB, capacity_bytes=120 * MIB)
+    # The freed addresses before the rest are mapped again first.
+    allocator = expanded(40 * MIB, 40 * MIB, 20 * MIB, "a", 60 * MIB, "d", 40 * MIB, capacity_bytes=120 * MIB)
+    assert bytes_of(allocator) == (100 * MIB, 120 * MIB)
+
+
+def test_small_and_large_pages_go_back_to_one_device() -> None:
+    allocator = expanded(MIB, MIB, "a", "b", 40 * MIB, capacity_bytes=41 * MIB)
+    assert bytes_of(allocator) == (40 * MIB, 40 * MIB) and allocator.retries == 1
+
+
+class ByPages:
+    """The rules of expandable segments again, over sets of pages and lists of used addresses."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes, self.retries = capacity_bytes, 0
+        self.pages: dict[bool, set[int]] = {True: set(), False: set()}
+        self.used: dict[int, tuple[bool, int, int]] = {}  # whether it is small, first and last address
+        self.page = {True: 2 * MIB, False: 20 * MIB}
+
+    @property
+    def reserved_bytes(self) -> int:
+        return sum(self.page[small] * len(pages) for small, pages in self.pages.items())
+
+    def runs(self, small: bool, *, mapped: bool) -> list[tuple[int, int]]:
+        """Maximal ranges of unused addresses, with memory or without."""
+        page, pages = self.page[small], self.pages[small]
+        end = max(pages, default=-1) + 1
+        borders = sorted((first, last) for kind, first, last in self.used.values() if kind == small)
+        found: list[tuple[int, int]] = []
+        for number in range(end):
+            if (number in pages) != mapped:
+                continue
+            first, last = number * page, (number + 1) * page
+            for begin, stop in [*borders, (last, last)]:
+                if begin > first and first < min(begin, last):
+                    piece = first, min(begin, last)
+                    if found and found[-1][1] == first:
+                        piece = found.pop()[0], piece[1]
+                    found.append(piece)
+                if first < stop:
+                    first = max(first, stop)
+        return found if mapped else [*found, (end * page, 2**60)]
+
+    def allocate(self, name: int, size: int) -> None:
+        size, small = -(-size // 512) * 512, size <= MIB
+        fitting = sorted((last - first, first) for first, last in self.runs(small, mapped=True))
+        fitting = [each for each in fitting if each[0] >= size]
+        behind = dict(self.runs(small, mapped=False))
+        rooms = [each + behind.get(first + each, first + each) - first - each for each, first in fitting]
+        place = 0
+        while place + 1 < len(rooms) and rooms[place + 1] < rooms[place]:
+            place += 1
+        if fitting:
+            self.used[name] = small, fitting[place][1], fitting[place][1] + size
+            return
+        if not self.mapped(name, small, size):
+            self.retries += 1
+            for kind in (True, False):
+                for first, last in self.runs(kind, mapped=True):
+                    page = self.page[kind]
+                    self.pages[kind] -= set(range(-(-first // page), last // page))
+            if not self.mapped(name, small, size):
+                raise DoesNotFit
+
+    def mapped(self, name: int, small: bool, size: int) -> bool:
+        page, pages = self.page[small], self.pages[small]
+        before = {last: first for first, last in self.runs(small, mapped=True)}
+        used = sorted(first for kind, first, _ in self.used.values() if kind == small)
+        for begin, _ in self.runs(small, mapped=False):
+            first = before.get(begin, begin)
+            if next((each for each in used if each >= begin), 2**61) - first < size:
+                continue
+            wanted = [each for each in range(first // page, -(-(first + size) // page)) if each not in pages]
+            while wanted:  # range by range, each of them whole or not at all
+                whole = [each for at, each in enumerate(wanted) if each == wanted[0] + at]
+                if self.reserved_bytes + len(whole) * page > self.capacity_bytes:
+                    return False
+                pages |= set(whole)
+                wanted = wanted[len(whole) :]
+            self.used[name] = small, first, first + size
+            return True
+        raise AssertionError("the last addresses have no end")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(1, 45).map(lambda n: n * MIB) | st.integers(1, 3 * MIB)),
+        min_size=20,
+        max_size=60,
+    ),
+    st.integers(60, 140),
+)
+def test_expandable_segments_are_those_of_pages(steps: list[tuple[int, int]], capacity_mib: int) -> None:
+    allocator, pages = CachingAllocator(capacity_mib * MIB, True), ByPages(capacity_mib * MIB)
+    for name, size in steps:
+        if name in pages.used:
+            allocator.free(name)
+            del pages.used[name]
+            continue
+        failed = []
+        for each in (allocator, pages):
+            try:
+                each.allocate(name, size)
+            except DoesNotFit:
+                failed.append(each)
+        assert len(failed) != 1
+        assert (allocator.reserved_bytes, allocator.retries) == (pages.reserved_bytes, pages.retries)
 
 
 @settings(max_examples=60, deadline=None)

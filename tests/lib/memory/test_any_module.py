@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lib.memory
 from lib.errors import ConfigError
-from lib.memory import Report, estimate, fits, largest_batch
+from lib.memory import Report, any_module, estimate, fits, largest_batch
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.simulation import simulation
 
@@ -164,6 +165,26 @@ def test_modes_of_parts_are_kept_in_training_only() -> None:
     model[3].eval()  # no mask
     assert estimate(model, (64, 3, 8, 8)).peak_bytes < training.peak_bytes
     assert same(estimate(model.eval(), (64, 3, 8, 8)), training)
+
+
+@pytest.mark.slow
+def test_sizes_between_traced_ones_are_calculated_and_the_same() -> None:
+    with mock.patch.object(any_module, "estimate", wraps=estimate) as traced:
+        report_of = any_module.reports(Images, (1, 3, 8, 8), device="cuda")
+        found = {size: report_of(size) for size in (8, 64, 32, 48, 70)}
+        assert traced.call_count == 3, "the third is on the line through the first two"
+        assert report_of(71).batch == 71 and traced.call_count == 4, "too far beyond them"
+    assert found[48] == estimate(Images, (48, 3, 8, 8)) and found[70] == estimate(Images, (70, 3, 8, 8))
+    assert found[48].flop > found[32].flop > 0 < found[48].launches == found[32].launches
+
+
+def test_gaps_are_of_the_allocator_that_the_caller_will_use() -> None:
+    default, expandable = (
+        estimate(Images, (20000, 3, 8, 8), expandable_segments=each) for each in (False, True)
+    )
+    assert default.trace == expandable.trace and default.gaps_bytes != expandable.gaps_bytes
+    other = estimate(Images, (20000, 3, 8, 8), expandable_segments=True, device="rocm")
+    assert other.gaps_bytes == default.gaps_bytes, "torch has them on CUDA"
 
 
 def cast_when_made() -> nn.Module:

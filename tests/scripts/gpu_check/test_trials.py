@@ -84,10 +84,10 @@ def test_a_recorded_history_is_replayed() -> None:
 @pytest.fixture
 def played_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """torch.cuda as the trials use it, of a card with 80 GiB; training itself is on the CPU."""
-    told = SimpleNamespace(fractions=[], recording=[])
+    told = SimpleNamespace(fractions=[], recording=[], settings=[])
     trace = [
-        {"action": "alloc", "addr": 0, "size": MIB},
-        {"action": "free_completed", "addr": 0, "size": MIB},
+        {"action": "alloc", "addr": 0, "size": 22 * MIB},
+        {"action": "free_completed", "addr": 0, "size": 22 * MIB},
     ]
     played: dict[str, Any] = {
         "init": lambda: None,
@@ -106,6 +106,7 @@ def played_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         torch.cuda.memory, "_record_memory_history", lambda **options: told.recording.append(options)
     )
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [trace]})
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.settings.append)
     return told
 
 
@@ -129,9 +130,11 @@ def test_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["bound"] == "launching kernels" and json.dumps(found)
 
 
-def test_a_history(played_gpu: SimpleNamespace) -> None:
-    answer = HANDLERS["history"](setting=SMALL)
-    assert (answer["simulated_allocated_bytes"], answer["simulated_reserved_bytes"]) == (MIB, 2 * MIB)
+@pytest.mark.parametrize(("expandable", "reserved"), [(True, 40 * MIB), (False, 22 * MIB)])
+def test_a_history(played_gpu: SimpleNamespace, expandable: bool, reserved: int) -> None:
+    answer = HANDLERS["history"](setting=SMALL, expandable=expandable)
+    assert played_gpu.settings == [f"expandable_segments:{expandable}"], "as it is replayed"
+    assert (answer["simulated_allocated_bytes"], answer["simulated_reserved_bytes"]) == (22 * MIB, reserved)
     assert (answer["allocated_bytes"], answer["reserved_bytes"], answer["events"]) == (MIB, 2 * MIB, 2)
     assert played_gpu.recording[-1] == {"enabled": None} and json.dumps(answer)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lib import kconf
+from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.errors import ConfigError, PlanError
 from lib.plan import roofline
 from lib.plan.gpus import CATALOGUE, parse_gpu
@@ -65,6 +66,23 @@ def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None
     (told,) = [line for line in _lines(found) if "figures of the device" in line]
     assert told.endswith(CATALOGUE[gpu].origin)
     assert ("by our own estimate" in told) == bool(CATALOGUE[gpu].estimated)
+
+
+@pytest.mark.slow
+def test_the_setting_of_the_allocator_is_shown_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    found = outlook("h100-80g", BATCH)
+    ours = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    assert found.to_json()["allocator"] == ours
+    (line,) = [line for line in _lines(found) if line.startswith("Allocator: ")]
+    assert line == f"Allocator: {ours} (the default of runs; what you set in the environment is kept)"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    lines = list(_lines(found))
+    assert "Allocator: PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 (set in the environment)" in lines
+    other = outlook("mi300x", BATCH)
+    assert other.to_json()["allocator"] is None
+    assert not [line for line in _lines(other) if line.startswith("Allocator")]
 
 
 def test_what_is_no_fault_of_a_machine_is_told_once() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from lib.data.types import Dataset, TextSpec, TokenPart
+from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.memory.allocator import LARGE_SEGMENT, MIB
 from lib.memory.live import Event, LiveBytes, Trace
 from lib.plan.fitting import GAPS, StepSettings
@@ -132,6 +133,43 @@ def test_a_size_on_the_line_is_what_its_own_trace_says(model: str, device: Any, 
         assert with_gaps(found[size].trace, device)
 
 
+def torn() -> Trace:
+    """200 MiB, then ten times 20 in their place, of which every second one goes before 60 are wanted."""
+    whole = [(0, 200), (0, -200), *((n, 20) for n in range(2, 12)), *((n, -20) for n in range(2, 12, 2))]
+    events = tuple(Event(number, mib * MIB) for number, mib in [*whole, (12, 60)])
+    return Trace(events, {}, {}, 512)
+
+
+@pytest.mark.parametrize(
+    ("device", "variables", "gaps"),
+    [
+        ("cuda", {}, 0),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, 60),
+        ("cuda", {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, 60),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, 60),
+        ("rocm", {}, 60),  # whose runs keep the default of torch
+    ],
+)
+def test_gaps_are_those_of_the_allocator_as_it_will_be_set(
+    device: Any, variables: dict[str, str], gaps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = with_gaps(torn(), device)
+    assert found["temporaries"] == 200 * MIB and found[GAPS] == pytest.approx(gaps * MIB, abs=MIB)
+
+
+@pytest.mark.slow
+def test_cuda_and_rocm_share_traces_and_not_gaps() -> None:
+    config = small_config(optimizer="adamw", data_placement="stream")
+    traces, kinds = MemoryTraces(config, data_of(config)), ("rocm", "cuda")
+    with mock.patch.object(memory_estimate, "with_gaps", side_effect=lambda _, device, __: {device: 1}):
+        found = [traces.predictor(CPU)(dataclasses.replace(TRIAL, device=kind)) for kind in kinds]
+    assert [[*parts] for parts in found] == [["rocm"], ["cuda"]]
+
+
 def test_a_line_that_misses_a_trace_is_not_believed() -> None:
     """Ghost batches have a kernel per group: the steps of two sizes are not the same operations."""
     config = small_config("resnet18", optimizer="sgd", data_placement="stream")
@@ -242,7 +280,9 @@ def test_a_gpu_loses_memory_between_tensors() -> None:
     assert on_gpu[GAPS] > 0 and tensors + on_gpu[GAPS] < 1.5 * tensors + 2 * LARGE_SEGMENT
 
 
-def test_the_fullest_device_is_the_one_that_needs_most_gaps_included() -> None:
+def test_the_fullest_device_is_the_one_that_needs_most_gaps_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+
     def trace(*byte_counts: int) -> Trace:
         held = [Event(number, MIB * count) for number, count in enumerate(byte_counts)]
         halves = [Event(number, -MIB * byte_counts[number]) for number in range(0, len(held) - 1, 2)]

@@ -1,0 +1,263 @@
+"""Print the largest batch with which a model of timm or transformers trains on a GPU, without that GPU.
+
+`make fits MODEL=timm:NAME GPU=rtx3090`, or MODEL=hf: and a folder or a file like config.json. It needs no
+weights and downloads nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from lib import atomic
+from lib.devices.host import allocator_text, expandable_segments
+from lib.distributed.fsdp import weight_units
+from lib.errors import ConfigError, run_main
+from lib.memory.any_module import Report, reports
+from lib.memory.simulation import simulation
+from lib.memory.twin import RealConstants
+from lib.plan.cost import LIST, price_of
+from lib.plan.fitting import GAPS, largest_fitting, split_under
+from lib.plan.gpus import find_gpu, machine_names, parse_gpu
+from lib.plan.roofline import StepWork, estimate_step_time
+from lib.plan.sharding import shares
+from lib.plan.types import Device, Kind, Layout, Precision
+from lib.units import aligned, bytes_text, columns, range_text, whole_number
+from train.planning.memory_estimate import with_gaps
+
+STEPS = 1000  # whose money is shown
+SHOWN = 0.01  # share of the need from which a part is shown
+# Share of Adam's fp32 state in 8 bits with a scale per 256 values; bytes of a weight in NF4 with one per 64
+IN_8_BITS, BYTES_IN_4_BITS = (1 + 4 / 256) / 4, 0.5 + 4 / 64
+HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
+WORDS, NUMBERS = ("model", "gpu", "precision", "checkpoint", "price", "out"), ("seq", "lora", "target")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """A model, and how it is trained. seq: tokens of a sample, if any. lora: the rank, 0 for all weights."""
+
+    model: str
+    precision: str
+    seq: int
+    lora: int
+    checkpoint: bool
+
+    def build(self) -> nn.Module:
+        """Make the model, within a simulation."""
+        source, _, name = self.model.partition(":")
+        model: Any = _package("timm").create_model(name) if source == "timm" else _of_transformers(name)()
+        if self.lora:
+            linear = [at for at, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+            target: Any = [at for at in linear if "head" not in at] if source == "timm" else "all-linear"
+            peft = _package("peft")
+            model = peft.get_peft_model(model, peft.LoraConfig(r=self.lora, target_modules=target))
+        if self.checkpoint and source == "timm":
+            model.set_grad_checkpointing()
+        elif self.checkpoint:
+            model.config.use_cache = False
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            enable = enable or model.gradient_checkpointing_enable  # of transformers 4
+            enable({"use_reentrant": False})
+        return cast(nn.Module, model)
+
+    def inputs(self) -> Any:
+        """Return the shapes of one sample, with labels where the model takes them."""
+        source, _, name = self.model.partition(":")
+        if source == "timm":
+            if not _package("timm").is_model(name):
+                raise ConfigError(f"MODEL={self.model} is no model of the installed timm")
+            return (1, *_package("timm").get_pretrained_cfg(name).input_size)
+        make = _of_transformers(name)
+        given, takes, kind = make.args[0], make.func.main_input_name, make.func.__name__  # type: ignore[attr-defined]
+        text = (1, self.seq or min(2048, getattr(given, "max_position_embeddings", 2048)))
+        if takes not in ("input_ids", "pixel_values"):
+            todo = "lib.memory.estimate takes any (docs/memory-any-module.md)"
+            raise ConfigError(f"make fits has no inputs for {kind}, which takes {takes}", todo=todo)
+        inputs = {takes: text if takes == "input_ids" else (1, given.num_channels, *[given.image_size] * 2)}
+        if kind.endswith(("LM", "LMHeadModel", "ForConditionalGeneration", "Classification")):
+            of_sample = kind.endswith(("SequenceClassification", "ImageClassification"))
+            inputs["labels"] = (1,) if of_sample else text
+        return inputs
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.fits", description=__doc__)
+    for name in WORDS:
+        parser.add_argument(f"--{name}", default="")
+    for name in NUMBERS:
+        number = functools.partial(whole_number, variable=name.upper())
+        parser.add_argument(f"--{name}", type=number, default=0)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # those of other packages are theirs
+    if options.model.partition(":")[0] not in ("timm", "hf") or not options.gpu:
+        todo = "write MODEL=timm:NAME or MODEL=hf:FOLDER, and GPU=rtx3090 or GPU=all"
+        raise ConfigError(f"MODEL={options.model} GPU={options.gpu} is not a model and a GPU", todo=todo)
+    if options.checkpoint not in ("", "y", "n"):
+        raise ConfigError(f"CHECKPOINT={options.checkpoint} is neither y nor n")
+    given = {name: getattr(options, name) for name in ("model", "seq", "lora")}
+    request = Request(**given, precision=options.precision or "bf16", checkpoint=options.checkpoint == "y")
+    price_of(options.price, None)  # before what takes long
+    machines = [(name, parse_gpu(name)) for name in machine_names(options.gpu)]
+    machines = [(name, each) for name, each in machines if each.kind != "tpu" and len(each.devices) == 1]
+    if not machines:
+        raise ConfigError(
+            f"GPU={options.gpu} is not one GPU", todo="name one; the table says how many it takes"
+        )
+    rows = [(name, *cells(request, each.kind, each.devices[0], options)) for name, each in machines]
+    print(f"{request.model}, {request.precision}, AdamW, {request.inputs()}: predicted, not measured")
+    print("\n".join(aligned(columns([HEAD, *rows]))))
+    print(
+        f"{allocator_text()}. Seconds of a step by the roofline; money in US dollars unless PRICE= is yours."
+    )
+    if options.out:
+        report = traced(request, machines[0][1].kind)(int(rows[0][1]) or 1)
+        atomic.save(Path(options.out), drawn(report, request.model), action="write a picture")
+    return 0 if any(row[1] != "0" for row in rows) else 2
+
+
+def cells(request: Request, kind: Kind, device: Device, options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the cells of a row of the table."""
+    report_of, free, gpu = traced(request, kind), device.free_bytes, find_gpu(device.name)
+    largest = largest_fitting(lambda size: report_of(size).on(free), limit=options.target or 2**16)
+    report = report_of(largest or 1)
+    memory = report.on(free)
+    parts = {**memory.parts, GAPS: memory.gaps_bytes, "context, margin": memory.reserve_bytes}
+    of = [(size, name) for name, size in parts.items() if size > SHOWN * memory.need_bytes]
+    need = (
+        bytes_text(memory.need_bytes),
+        ", ".join(f"{name} {size / 1e9:.1f}" for size, name in sorted(of)[::-1]),
+    )
+    if not largest:
+        return "0", "", *need, "", "", next(changes(request, kind, free), "nothing that is known here")
+    split = split_under(options.target or largest, bound=largest)
+    assert split is not None, "any number of samples can be split"
+    ragged = split.last_micro_batch < split.micro_batch
+    steps = f"{split.accumulation - ragged} x {split.micro_batch}" + f" + {split.last_micro_batch}" * ragged
+    steps *= bool(options.target)
+    if gpu is None:
+        return str(largest), steps, *need, "", "", ""
+    held = (report.parts.get(name, 0) for name in ("parameters", "gradients", "optimizer", "activations"))
+    weights, gradients, state, activations = held
+    work = StepWork(
+        flop=report.flop * split.accumulation, accumulation=split.accumulation, weight_bytes=weights,
+        gradient_bytes=gradients, optimizer_bytes=state, activation_bytes=activations * split.accumulation,
+        launches=report.launches * split.accumulation,
+    )  # fmt: skip
+    time = estimate_step_time(work, gpu, precision=cast(Precision, request.precision.removesuffix("-true")))
+    seconds, price = (time.fastest_seconds, time.slowest_seconds), price_of(options.price or LIST, gpu)
+    money = range_text(*(each * STEPS / 3600 * price.per_hour for each in seconds)) if price else ""
+    return str(largest), steps, *need, range_text(*seconds), money, ""
+
+
+@functools.cache
+def traced(request: Request, kind: Kind) -> Callable[[int], Report]:
+    """Return the function from a number of samples to the report. Raises ConfigError in one line."""
+    options = {"precision": request.precision, "expandable_segments": expandable_segments()}
+    try:
+        report_of = reports(request.build, request.inputs(), device=kind, **options)
+        report_of(1)
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"MODEL={request.model} cannot be traced so", why=first) from error
+    return report_of
+
+
+def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[str]:
+    """Yield changes with which one sample fits, the nearest first."""
+    again = dataclasses.replace(request, checkpoint=True)
+    small, both = (dataclasses.replace(each, lora=request.lora or 16) for each in (request, again))
+    checkpoint, lora = "CHECKPOINT=y", f"LORA={small.lora}"
+    tries: list[tuple[str, Request, Callable[[], Mapping[str, float]]]] = [
+        (checkpoint, again, dict),
+        ("8-bit optimizer state", request, lambda: {"optimizer": IN_8_BITS}),
+        (lora, small, dict),
+        (f"{lora} {checkpoint}", both, dict),
+        (f"{lora} {checkpoint}, 4-bit weights", both, lambda: in_4_bits(both)),
+    ]
+    tries += [
+        (f"{checkpoint}, FSDP over {n}", again, functools.partial(sharded, again, n)) for n in (2, 4, 8)
+    ]
+    for text, changed, factors in tries:
+        try:
+            report = traced(changed, kind)(1)
+            parts = with_gaps(report.trace, kind, factors())
+        except ConfigError:  # the model has no such change, or a package is missing
+            continue
+        gaps = parts.pop(GAPS, 0)
+        if dataclasses.replace(report, parts=parts, gaps_bytes=gaps).on(free_bytes).fits:
+            yield text
+
+
+def sharded(request: Request, world: int) -> Mapping[str, float]:
+    """Return the factors of memory on one of `world` GPUs with FSDP, what it gathers included."""
+    with simulation("cuda"), RealConstants():
+        return shares(weight_units(request.build()), Layout(strategy="fsdp", world=world, shard=world))
+
+
+def in_4_bits(request: Request) -> Mapping[str, float]:
+    """Return the factor of weights where those of frozen linear layers are in 4 bits."""
+    with simulation("cuda"), RealConstants():
+        model = request.build()
+    layers = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
+    frozen, every = (each for each in layers if not each.requires_grad), model.parameters()
+    share = sum(each.numel() for each in frozen) / sum(each.numel() for each in every)
+    return {
+        "parameters": 1 - share * (1 - BYTES_IN_4_BITS / (2 if request.precision.endswith("-true") else 4))
+    }
+
+
+@functools.cache
+def _of_transformers(path: str) -> functools.partial[nn.Module]:
+    """Return what makes the model of the configuration in `path`, which is its argument."""
+    transformers = _package("transformers")
+    if not Path(path).exists():
+        raise ConfigError(f"MODEL=hf:{path} is no folder and no file", todo="name one with a config.json")
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        name = (config.architectures or [transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__])[0]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"MODEL=hf:{path} names no model", why=str(error).splitlines()[0]) from error
+    return functools.partial(getattr(transformers, name), config)
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        todo = f"install it beside torch: pip install {name}"
+        raise ConfigError(f"make fits needs {name} here", why=str(error), todo=todo) from error
+
+
+def drawn(report: Report, title: str) -> bytes:
+    """Draw the memory of each category over the events of the last step, as PNG."""
+    from lib.scaling.pictures import draw_page  # slow
+
+    of = [report.trace.categories.get(event.storage, "temporaries") for event in report.trace.events]
+    names, first = sorted(set(of)), report.marks[0]
+    changed = np.zeros((len(names), len(of)))
+    changed[[names.index(name) for name in of], range(len(of))] = [e.byte_count for e in report.trace.events]
+    sizes = changed.cumsum(axis=1)[:, first:] / 1e9
+
+    def draw(axes: Any) -> None:
+        axes.stackplot(range(sizes.shape[1]), sizes, labels=names)
+        for name, mark in zip(report.phases, report.marks, strict=False):
+            axes.axvline(mark - first, color="black", linewidth=0.8)
+            axes.text(mark - first, axes.get_ylim()[1], f" {name}", va="top")
+        axes.set(xlabel="allocations and releases of a step", ylabel="GB of tensors")
+
+    return draw_page([draw], rows=1, inches=(9, 5), fontsize=9, title=f"{title}, batch {report.batch}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

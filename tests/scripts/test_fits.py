@@ -1,0 +1,218 @@
+"""`make fits`, with stand-ins for timm and transformers; tests/extras runs it on the real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lib.errors import ConfigError
+from lib.memory import largest_batch
+from lib.plan.gpus import parse_gpu
+from lib.plan.types import Hardware
+from scripts import fits
+
+pytestmark = pytest.mark.slow
+
+
+class Tiny(nn.Module):
+    """A language model of four wide layers, as transformers has them."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config, self.recomputed = config, False
+        self.embed = nn.Embedding(64, 512)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(4))
+
+    def activation_checkpointing_enable(self, options: dict[str, bool]) -> None:
+        assert options == {"use_reentrant": False} and not self.config.use_cache
+        self.recomputed = True
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        assert labels is not None and labels.shape == input_ids.shape
+        x_BTC = self.embed(input_ids)
+        for layer in self.layers:
+            x_BTC = checkpoint(layer, x_BTC, use_reentrant=False) if self.recomputed else layer(x_BTC)
+        return SimpleNamespace(loss=x_BTC.float().mean())
+
+
+class TinyForCausalLM(Tiny):
+    pass
+
+
+class Images(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 30 * 30, 10))
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    timm = SimpleNamespace(
+        is_model=lambda name: name == "images",
+        create_model=lambda _: Images(),
+        get_pretrained_cfg=lambda _: SimpleNamespace(input_size=(3, 32, 32)),
+    )
+
+    def read(path: str, local_files_only: bool) -> Any:
+        assert local_files_only
+        if "damaged" in path:
+            raise ValueError("no model_type\nand more")
+        return SimpleNamespace(architectures=["TinyForCausalLM"], max_position_embeddings=256, use_cache=True)
+
+    transformers = SimpleNamespace(
+        AutoConfig=SimpleNamespace(from_pretrained=read), TinyForCausalLM=TinyForCausalLM
+    )
+    monkeypatch.setitem(sys.modules, "timm", timm)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "transformers", transformers)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "peft", None)  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    for name in ("config.json", "damaged.json"):
+        (tmp_path / name).touch()
+    for cached in (fits.traced, fits._of_transformers):
+        cached.cache_clear()
+
+
+def run(monkeypatch: pytest.MonkeyPatch, **options: str) -> int:
+    words = [f"--{name}={value}" for name, value in options.items()]
+    monkeypatch.setattr(sys, "argv", ["fits", *words])
+    return fits.main()
+
+
+def test_a_table_for_one_gpu_and_a_picture(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "memory.png"
+    gpu = "rtx3090:3G"
+    options = {"model": "timm:images", "gpu": gpu, "target": "10000", "out": str(picture)}
+    assert run(monkeypatch, **options, precision="fp32", price="3.6") == 0
+    title, head, row, foot = capsys.readouterr().out.splitlines()
+    inputs: Any = (1, 3, 32, 32)
+    largest = largest_batch(Images, inputs, gpu=gpu, limit=10_000, expandable_segments=True)
+    assert 1000 < largest < 10_000 and row.split()[:2] == [gpu, str(largest)]
+    assert title == "timm:images, fp32, AdamW, (1, 3, 32, 32): predicted, not measured"
+    assert head.split()[:5] == ["GPU", "batch", "steps", "of", "need"] and "what would fit" not in head
+    words = row.split()
+    accumulation, micro_batch = int(words[2]), int(words[4])
+    assert accumulation * micro_batch + (int(words[6]) if words[5] == "+" else 0) == 10_000
+    assert micro_batch <= largest and "activations" in row and "context, margin" in row
+    seconds = [float(word) for word in row.split()[-6:] if word[0].isdigit()]
+    assert seconds[2:] == pytest.approx(seconds[:2], rel=0.01), "1000 steps at 3.6 an hour"
+    assert foot.startswith("Allocator: PYTORCH_ALLOC_CONF=expandable_segments:True")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_language_model_of_a_configuration(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, model="hf:config.json", gpu="rtx3090:2G") == 0
+    all_of_it, short = capsys.readouterr().out.splitlines(), {"seq": "128", "checkpoint": "y"}
+    assert "{'input_ids': (1, 256), 'labels': (1, 256)}" in all_of_it[0]
+    assert run(monkeypatch, model="hf:config.json", gpu="rtx3090:2G", **short) == 0
+    recomputed = capsys.readouterr().out.splitlines()
+    assert "{'input_ids': (1, 128), 'labels': (1, 128)}" in recomputed[0]
+    assert int(recomputed[2].split()[1]) > 2 * int(all_of_it[2].split()[1])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "less", "nearest"),
+    [
+        (65536, 2**27, "CHECKPOINT=y"),  # of activations, which are 0.9 GB
+        (8, 2**31, "nothing that is known here"),
+    ],
+)
+def test_the_nearest_change_that_would_fit(
+    tokens: int, less: int, nearest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fits, "IN_8_BITS", 1.0)  # not this one
+    own = fits.Request(model="hf:config.json", precision="fp32", seq=tokens, lora=0, checkpoint=False)
+    free = fits.traced(own, "cuda")(1).need_bytes - less
+    monkeypatch.setattr(fits, "parse_gpu", lambda name: with_free(parse_gpu(name), free))
+    assert run(monkeypatch, model="hf:config.json", gpu="rtx3090", seq=str(tokens), precision="fp32") == 2
+    row = capsys.readouterr().out.splitlines()[2]
+    assert row.split()[:2] == ["rtx3090", "0"] and row.endswith(f"  {nearest}")
+
+
+def with_free(machine: Hardware, free_bytes: int) -> Hardware:
+    device = dataclasses.replace(machine.devices[0], free_bytes=free_bytes)
+    return dataclasses.replace(machine, devices=(device,))
+
+
+def test_state_in_8_bits_and_weights_in_4() -> None:
+    own = fits.Request(model="hf:config.json", precision="fp32", seq=8, lora=0, checkpoint=False)
+    whole, small = fits.traced(own, "cuda")(1), fits.IN_8_BITS
+    assert small == pytest.approx(2.03125 / 8), "a byte and a 256th of four for each of two numbers"
+    factors = fits.sharded(own, 4)
+    assert factors["optimizer"] == pytest.approx(1 / 4, rel=0.01) and factors["parameters"] > 1 / 4, (
+        "gathered ones"
+    )
+    need = whole.need_bytes - (1 - small) * whole.parts["optimizer"]
+    assert next(fits.changes(own, "cuda", round(need) + 2**23)) in ("CHECKPOINT=y", "8-bit optimizer state")
+    # Nothing is frozen without LoRA; with all of it frozen 4 layers of 512 x 512 are in 4 bits.
+    assert fits.in_4_bits(own) == {"parameters": 1.0}
+    model = own.build().requires_grad_(False)
+    layers, every = 4 * 512 * 512, sum(each.numel() for each in model.parameters())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fits.Request, "build", lambda _: model)
+        assert fits.in_4_bits(own)["parameters"] == pytest.approx(1 - layers / every * (1 - 0.5625 / 4))
+
+
+def test_all_gpus_are_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(fits, "machine_names", lambda _: ("rtx3090", "h100-80g", "tpu-v4-8", "mi300x"))
+    assert run(monkeypatch, model="timm:images", gpu="all", target="64") == 0
+    rows = capsys.readouterr().out.splitlines()[2:5]
+    assert [row.split()[:2] for row in rows] == [[name, "64"] for name in ("rtx3090", "h100-80g", "mi300x")]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"gpu": "rtx3090"}, "MODEL= GPU=rtx3090 is not a model and a GPU; write MODEL=timm:NAME"),
+        ({"model": "timm:images"}, "and GPU=rtx3090 or GPU=all"),
+        ({"model": "timm:other", "gpu": "rtx3090"}, "MODEL=timm:other is no model of the installed timm"),
+        ({"model": "hf:none", "gpu": "rtx3090"}, "MODEL=hf:none is no folder and no file"),
+        ({"model": "hf:damaged.json", "gpu": "rtx3090"}, r"names no model: no model_type$"),
+        ({"model": "timm:images", "gpu": "rtx3090x2"}, "GPU=rtx3090x2 is not one GPU"),
+        ({"model": "timm:images", "gpu": "tpu-v4-8"}, "GPU=tpu-v4-8 is not one GPU"),
+        ({"model": "timm:images", "gpu": "rtx3090", "checkpoint": "q"}, "CHECKPOINT=q is neither y nor n"),
+        (
+            {"model": "timm:images", "gpu": "rtx3090", "checkpoint": "y"},
+            "cannot be traced so: .*checkpointing",
+        ),
+        ({"model": "timm:images", "gpu": "rtx3090", "precision": "q"}, "precision='q' is not predicted for"),
+        ({"model": "timm:images", "gpu": "rtx3090", "lora": "4"}, "needs peft here: .*; .* pip install peft"),
+        ({"model": "timm:images", "gpu": "rtx3090", "lora": "x"}, "LORA=x is not a whole number"),
+        ({"model": "timm:images", "gpu": "rtx3090", "price": "q"}, "PRICE='q' is no price"),
+    ],
+)
+def test_what_is_not_possible_is_one_line(
+    options: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        run(monkeypatch, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=r"make fits needs timm here: .*; install it beside torch: pip install timm"
+    ):
+        run(monkeypatch, model="timm:images", gpu="rtx3090")
+
+
+def test_inputs_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TinyForCausalLM, "main_input_name", "input_features")
+    with pytest.raises(
+        ConfigError, match=r"no inputs for TinyForCausalLM, which takes input_features; lib.memory"
+    ):
+        run(monkeypatch, model="hf:config.json", gpu="rtx3090")
+    assert torch.is_grad_enabled()
