@@ -114,7 +114,8 @@ class MemoryTraces:
         low, high = self._lines.get(mode, (0, -1))
         if low <= size <= high * BEYOND:  # the line had no such trace
             del self._lines[mode]
-        for low, high in itertools.combinations(sorted(known), 2):
+        pairs = itertools.combinations(sorted(known), 2)
+        for low, high in sorted(pairs, key=lambda pair: (pair[0], -pair[1])):
             if affine(known, low, high, size) == found:
                 self._lines[mode] = min(low, size), max(high, size)
                 break
