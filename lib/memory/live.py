@@ -123,6 +123,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         self._marks: list[int] = []
         self._adopted: int | None = None  # number of the next storage, whose allocation is counted already
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # what it wraps each call in takes longer than the call, and torch.compile sees none
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -35,16 +35,15 @@ _kind: Kind | None = None  # a plain global, which torch.compile can read
 @contextlib.contextmanager
 def simulation(kind: Kind) -> Iterator[None]:
     """Make new tensors fake, standing for tensors on a device of `kind`, within the context."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # slow import
+    from lib.memory.fake_mode import QuickFakeMode  # slow import
 
     global _kind
     outer, _kind = _kind, kind
     try:
-        # Tensors from NumPy are real, and become fake in the first operation on them. Errors of operations
-        # are raised; torch would also log its own traceback.
+        # Errors of operations are raised; torch would also log its own traceback.
         quiet = replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True)
         with (
-            FakeTensorMode(allow_non_fake_inputs=True),
+            QuickFakeMode(),
             replaced(torch.utils, swap_tensors=_take_over),
             replaced(nn.init, _no_grad_trunc_normal_=lambda tensor, *_, **__: tensor),  # draws until all fit
             _updates_without_contents(),

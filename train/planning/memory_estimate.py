@@ -114,10 +114,14 @@ class MemoryTraces:
             found = trace_memory(self._config, plan_of(step), self._training_data, hardware=hardware)
         except RefusedBatchError as error:
             return error
-        self._lines.pop(mode, None)
-        for low, high in itertools.combinations(sorted(known), 2):
+        low, high = self._lines.get(mode, (0, -1))
+        if low <= size <= high * BEYOND:  # the line had no such trace
+            del self._lines[mode]
+        pairs = itertools.combinations(sorted(known), 2)
+        for low, high in sorted(pairs, key=lambda pair: (pair[0], -pair[1])):
             if affine(known, low, high, size) == found:
                 self._lines[mode] = min(low, size), max(high, size)
+                break
         known[size] = found
         return found
 

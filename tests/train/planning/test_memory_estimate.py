@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from torch._subclasses import fake_tensor
 
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.devices.host import ALLOCATOR_VARIABLES
+from lib.memory import fake_mode
 from lib.memory.allocator import LARGE_SEGMENT, MIB
 from lib.memory.live import Event, LiveBytes, Trace
 from lib.plan.fitting import GAPS, StepSettings
-from lib.plan.types import Kind, Layout
+from lib.plan.types import Kind, Layout, Plan
 from tests.support.configs import load_hardware
 from tests.support.datasets import looked
 from tests.support.examples import examples
@@ -197,6 +197,26 @@ def test_a_line_is_not_believed_where_sizes_or_work_bend() -> None:
     assert affine({**line, 10: other}, 2, 10, 7) is None
 
 
+def test_a_line_stays_believed_between_its_sizes() -> None:
+    def at(size: int) -> memory_estimate.MemoryTrace:
+        byte_count = 512 * size * (1 if size <= 40 else 3)
+        trace = Trace((Event(0, byte_count), Event(0, -byte_count)), {0: "data"}, {0: byte_count}, 512)
+        return memory_estimate.MemoryTrace(trace, size, memory_estimate.Launches(1, 2, 3))
+
+    config, traced = small_config("lenet5"), list[int]()
+
+    def trace(_: object, plan: Plan, *__: object, **___: object) -> memory_estimate.MemoryTrace:
+        traced.append(plan.micro_batch)
+        return at(plan.micro_batch)
+
+    traces = MemoryTraces(config, data_of(config))
+    with mock.patch.object(memory_estimate, "trace_memory", trace):
+        for size in (1, 10, 40, 100, 30, 5, 43, 45):
+            assert traces.of(dataclasses.replace(TRIAL, micro_batch=size), CPU).trace.sizes[0] > 0
+        assert traces.of(dataclasses.replace(TRIAL, micro_batch=30), CPU) == at(30)
+    assert traced == [1, 10, 40, 100, 45]
+
+
 def test_each_choice_shows_where_it_should() -> None:
     config = small_config("gpt2", optimizer="adamw", ema=True, ema_decay=0.99)
     config = config.replace(block_size=64)
@@ -222,11 +242,15 @@ def test_each_choice_shows_where_it_should() -> None:
     assert found(half)["activations"] < 0.75 * found(whole)["activations"]
 
 
-class Strict(fake_tensor.FakeTensorMode):
-    """Refuses what it would have to compute."""
+class Strict(fake_mode.QuickFakeMode):
+    """Refuses what it would have to compute, and remembers nothing."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_fallback_kernels=False, **options)
+    _known: ClassVar[dict[Any, Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allow_fallback_kernels = False
+        self._known.clear()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +266,7 @@ def test_nothing_is_computed_on_tensors_of_full_size(model: str, optimizer: str)
         "adam_eps": 1e-8,
     }
     config = small_config(model, optimizer=optimizer, **defaults, data_placement="stream")
-    with mock.patch.object(fake_tensor, "FakeTensorMode", Strict):
+    with mock.patch.object(fake_mode, "QuickFakeMode", Strict):
         assert at_peak(config, dataclasses.replace(TRIAL, device="cuda"), data_of(config))
 
 

@@ -1,0 +1,119 @@
+"""Fake tensors at a third of their cost: what an operator makes is remembered by the shapes it was given.
+
+torch remembers that too, under keys of seventeen objects for each tensor, which take most of a trace's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
+from torch.utils._pytree import tree_leaves
+
+_PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+_CPU = torch.device("cpu")
+
+
+# How to make an output again, in a mode from the arguments of an operator; and outputs with their container.
+_Again: TypeAlias = Callable[[Any, Any], Any]
+_Known: TypeAlias = tuple[type | None, list[_Again]]
+
+
+class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    """FakeTensorMode on the CPU, in which outputs are not derived again for arguments of known shapes."""
+
+    _known: ClassVar[dict[tuple[Any, ...], _Known | None]] = {}  # of all modes; None: to be derived each time
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)  # of NumPy, which become fake in their first operation
+        self.cache_enabled = False  # torch's own
+        self.state = dict(vars(FakeTensor(self, torch.empty(0, device="meta"), _CPU)))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in LiveBytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        key, kwargs = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()], kwargs or {}
+        if not (self._describe(key, args) and self._describe(key, tuple(kwargs.items()))):
+            return self.dispatch(func, types, args, kwargs)
+        facts = tuple(key)
+        if known := self._known.get(facts):
+            container, outputs = known
+            made = [again(self, args) for again in outputs]
+            return container(made) if container is not None else made[0]
+        result = self.dispatch(func, types, args, kwargs)
+        if facts not in self._known:
+            self._known[facts] = self._outputs(func, args, kwargs, result)
+        return result
+
+    def _describe(self, key: list[Any], values: Sequence[Any]) -> bool:
+        """Append what results depend on of `values` to `key`; return False where that is not known."""
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor and value.fake_mode is self and _is_ordinary(value):
+                key += (value.shape, value.stride(), value.dtype, value.storage_offset(), value.requires_grad)
+                key += (value.untyped_storage().nbytes(), value.is_inference(), value.fake_device)
+            elif kind in _PLAIN:
+                key += (kind, value)
+            elif kind is list or kind is tuple:
+                key += (kind, len(value))
+                if not self._describe(key, value):
+                    return False
+            else:
+                return False
+        return True
+
+    def _outputs(self, func: Any, args: Any, kwargs: Any, result: Any) -> _Known | None:
+        """Return how to make `result` again; None where its shapes do not say all of it, by torch's rules."""
+        try:
+            self._validate_cache_key(func, args, kwargs)
+        except _BypassDispatchCache:
+            return None
+        container = next((kind for kind in (list, tuple) if isinstance(result, kind)), None)
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        taken = {each.untyped_storage()._cdata for each in given}
+        outputs = [self._output(args, each, taken) for each in (result if container else [result])]
+        return None if None in outputs else (container, outputs)  # type: ignore[return-value]
+
+    def _output(self, args: Any, made: Any, taken: set[int]) -> _Again | None:
+        """Return how to make `made` again, and add a new storage to those that are `taken`."""
+        if made is None or type(made) is int:
+            return lambda *_: made
+        if type(made) is not FakeTensor or made.fake_device != _CPU or not _is_ordinary(made):
+            return None
+        storage = made.untyped_storage()
+        fakes = [(place, each) for place, each in enumerate(args) if type(each) is FakeTensor]
+        if same := [place for place, each in fakes if each is made]:
+            return lambda _, args: args[same[0]]
+        viewed = next((n for n, each in fakes if each.untyped_storage()._cdata == storage._cdata), None)
+        if viewed is None and storage._cdata in taken:
+            return None
+        taken.add(storage._cdata)
+        options = {"dtype": made.dtype, "device": "meta", "requires_grad": made.requires_grad}
+        again = partial(_fake, (made.shape, made.stride()), made.storage_offset(), viewed, options)
+        example = again(self, args)
+        alike = torch._C._dispatch_key_set(example) == torch._C._dispatch_key_set(made)
+        return again if alike and example.untyped_storage().nbytes() == storage.nbytes() else None
+
+
+def _fake(shape: Any, offset: Any, viewed: int | None, options: Any, mode: QuickFakeMode, args: Any) -> Any:
+    with torch._C._DisableTorchDispatch():
+        bare = torch.empty_strided(*shape, **options)
+        if viewed is not None:
+            bare.set_(args[viewed].untyped_storage(), offset, *shape)
+    # As FakeTensor.__new__ does, which sets each attribute by itself.
+    own: Any = {"dispatch_device": True, "device_for_backend_keys": _CPU}
+    fake = Tensor._make_subclass(FakeTensor, bare, bare.requires_grad, **own)
+    torch._C._set_throw_on_mutable_data_ptr(fake)
+    vars(fake).update(mode.state)
+    return fake
+
+
+def _is_ordinary(tensor: FakeTensor) -> bool:
+    strided = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    return strided and tensor.constant is None

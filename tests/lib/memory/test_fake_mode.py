@@ -1,0 +1,127 @@
+"""Quick fake tensors: the same storages at the same moments as with torch's own mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from lib.memory import fake_mode as of_module
+from lib.memory import predict_peak
+from lib.memory.fake_mode import QuickFakeMode
+from lib.memory.live import Trace
+
+
+class Mixed(nn.Module):
+    """Convolution, normalisation, views, attention, in-place changes and tensors of several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.layer_norm, self.qkv, self.head = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu_(self.norm(self.convolution(x))).flatten(2).transpose(1, 2)
+        x = self.layer_norm(F.dropout(x, 0.1)).unflatten(2, (2, 16)).flatten(2)
+        parts = [part.view(*part.shape[:2], 2, 16).transpose(1, 2) for part in self.qkv(x).split(32, dim=2)]
+        x = F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).reshape(x.shape)
+        return self.head(x.mean(1)) * torch.tensor(2.0)
+
+
+def trace(batch: int, precision: Any = "bf16", device: Any = "cuda") -> Trace:
+    """Trace two steps of `Mixed`."""
+
+    def loss(model: nn.Module, batch: int) -> Tensor:
+        return F.cross_entropy(model(torch.empty(batch, 3, 8, 8)), torch.zeros(batch, dtype=torch.long))
+
+    return predict_peak(Mixed, loss, micro_batch=batch, precision=precision, device=device, accumulation=2)
+
+
+def of_torch() -> FakeTensorMode:
+    """Torch's own mode, without its memory of results."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_traces_are_those_of_torchs_mode(
+    precision: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = [trace(batch, precision, device) for batch in (2, 2, 3, 2)]
+    monkeypatch.setattr(of_module, "QuickFakeMode", of_torch)
+    own = {batch: trace(batch, precision, device) for batch in (2, 3)}
+    assert own[2] != own[3]
+    assert quick == [own[2], own[2], own[3], own[2]]
+
+
+def test_a_known_operator_is_not_derived_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def multiply(*shape: int) -> Tensor:
+        with QuickFakeMode():
+            return torch.empty(*shape) @ torch.empty(7, 11)
+
+    multiply(5, 7)
+    derived, dispatch = [], FakeTensorMode.dispatch
+    monkeypatch.setattr(
+        FakeTensorMode, "dispatch", lambda *given: (derived.append(given[1]), dispatch(*given))[1]
+    )
+    assert isinstance(multiply(5, 7), FakeTensor)
+    assert derived == []
+    assert multiply(4, 7).shape == (4, 11)
+    assert derived == [torch.ops.aten.empty.memory_format, torch.ops.aten.mm.default]
+
+
+Case = Callable[[], Tensor]
+CASES: dict[str, tuple[Case, Case]] = {
+    "type of a number": (lambda: torch.arange(3) * 2, lambda: torch.arange(3) * 2.0),
+    "type": (lambda: torch.empty(3) + 1, lambda: torch.empty(3, dtype=torch.double) + 1),
+    "stride": (lambda: torch.empty(2, 3).relu(), lambda: torch.empty(3, 2).t().relu()),
+    "offset": (lambda: torch.empty(4, 3)[0][1:], lambda: torch.empty(4, 3)[2][1:]),
+    "default type": (lambda: torch.zeros(3), lambda: in_double(lambda: torch.zeros(3))),
+    "device": (lambda: torch.empty(3) + 1, lambda: torch.empty(3, device="xpu") + 1),
+}
+
+
+def in_double(make: Case) -> Tensor:
+    """Make a tensor while the default type is another one."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return make()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_depend_on(case: str) -> None:
+    def facts(make: Case) -> tuple[Any, ...]:
+        made = make()
+        return (
+            made.dtype,
+            made.shape,
+            made.stride(),
+            made.storage_offset(),
+            made.device,
+            made.untyped_storage().nbytes(),
+        )
+
+    with of_torch():
+        expected = [facts(make) for make in CASES[case]]
+    assert expected[0] != expected[1]
+    with QuickFakeMode():
+        assert [facts(make) for _ in range(2) for make in CASES[case]] == 2 * expected
+
+
+def test_views_share_the_storage_and_arguments_stay_themselves() -> None:
+    for _ in range(2):
+        with QuickFakeMode():
+            x = torch.empty(4, 6)
+            views = [x.view(24), x.t(), x[1:], *x.split(2), *x.unbind(1), x.detach()]
+            assert {each.untyped_storage()._cdata for each in views} == {x.untyped_storage()._cdata}
+            assert x.add_(1) is x
+            assert (x + 1).untyped_storage()._cdata != x.untyped_storage()._cdata
