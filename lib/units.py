@@ -16,18 +16,12 @@ def bytes_text(byte_count: float) -> str:
     return f"{byte_count / 1e6:.1f} MB" if byte_count >= 1e5 else f"{byte_count / 1e3:.1f} kB"
 
 
-def seconds_text(seconds: float) -> str:
-    """Format three significant digits of seconds, milliseconds or microseconds."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
-
-
-def seconds_span(fastest: float, slowest: float, *, least: float) -> str:
-    """Format a range of seconds, without its figures if all of it is below `least`."""
-    if slowest < least:
-        return f"less than {seconds_text(least)}"
-    return f"{seconds_text(fastest)} to {seconds_text(slowest)}"
+def seconds_text(*seconds: float) -> str:
+    """Format a time, or a range by its ends, in hours, minutes, s, ms or us: the longest has one of them."""
+    units = ((3600, "hour"), (60, "minute"), (1, "s"), (1e-3, "ms"))
+    unit, name = next((unit for unit in units if seconds[-1] >= unit[0]), (1e-6, "us"))
+    text = range_text(seconds[0] / unit, seconds[-1] / unit)
+    return f"{text} {name}{'s' if unit >= 60 and text != '1' else ''}"
 
 
 def whole_number(text: str, variable: str, *, least: int = 1) -> int:
@@ -59,17 +53,11 @@ def aligned(columns: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
 
 
-def range_text(low: float, high: float, *, whole: bool = False) -> str:
+def range_text(low: float, high: float, *, whole: bool = False, least: float = 1e-3) -> str:
     """Format a range to three significant digits, or as whole numbers; one number where both are equal."""
     formats = [",.0f" if whole or end >= 100 else ".3g" for end in (low, high)]
     texts = [
-        f"{end:{text}}" if end >= 1e-3 else "less than 0.001"
+        f"{end:{text}}" if end >= least else f"less than {least:g}"
         for end, text in zip((low, high), formats, strict=True)
     ]
     return " to ".join(dict.fromkeys(texts))
-
-
-def duration_span(shortest: float, longest: float) -> str:
-    """Format a range of seconds in the largest of hours, minutes and seconds of which it has one."""
-    unit, name = (3600, "hours") if longest >= 3600 else (60, "minutes") if longest >= 60 else (1, "seconds")
-    return f"{range_text(shortest / unit, longest / unit)} {name}"

@@ -351,7 +351,7 @@ def _choose_checkpoint_format(job: Job) -> None:
         if format_and_reason:
             job.record.log(f"Checkpoints: {format_and_reason}")
         folder = job.record.run.checkpoints if is_sharded else None
-    job.sharded_checkpoints = job.backend.broadcast(folder)
+    job.shard_directory = job.backend.broadcast(folder)
 
 
 def _restore(job: Job, interrupted: RunDir | None) -> Progress:

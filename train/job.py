@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +140,7 @@ class Job:
     warmup_fraction: float  # of the budget
     record: Record
     pipeline: Pipeline | None = None  # this rank's stage of the model
-    sharded_checkpoints: Path | None = None  # where every rank writes its shard; None: rank 0 writes all
+    shard_directory: Path | None = None  # where every rank writes its shard; None: rank 0 writes all
 
 
 def checkpoint_format(job: Job, *, free_bytes: int) -> tuple[bool, str]:
@@ -149,13 +149,16 @@ def checkpoint_format(job: Job, *, free_bytes: int) -> tuple[bool, str]:
     free_bytes: of main memory on the node of rank 0.
     """
     requested, plan = job.config.checkpoints.checkpoint_format, job.plan
+    in_parts = plan.strategy in PARTS_OF_STATE
     if requested == "sharded":
-        return True, "sharded, as requested"
-    if plan.strategy not in PARTS_OF_STATE:
+        alone = "" if in_parts else ": one shard, for every process has all state"
+        return True, f"sharded, as requested{alone}"
+    if not in_parts:
         return False, ""
-    copies = (1 if job.config.optimizer == "sgd" else 2) + job.config.optim.ema  # the moments of Adam are 2
-    sizes = [(each.numel() * each.element_size(), each.requires_grad) for each in job.model.parameters()]
-    need_bytes = sum(size * (1 + copies * trained) for size, trained in sizes)
+    need_bytes = _bytes_of(job.model.parameters()) + sum(
+        (_moments(group) + job.config.optim.ema) * _bytes_of(group["params"])
+        for group in job.optimizer.param_groups
+    )
     if plan.device == "cpu" and plan.memory is not None:  # the same memory
         free_bytes = max(0, free_bytes - plan.memory.need_bytes * job.backend.local_world)
     usable_bytes = round(free_bytes * FREE_MEMORY_MARGIN)
@@ -164,6 +167,17 @@ def checkpoint_format(job: Job, *, free_bytes: int) -> tuple[bool, str]:
     if requested == "full":
         return False, f"full, as requested; {why}{'' if fits else ': it does not fit'}"
     return not fits, f"{'full' if fits else 'sharded'}; {why}"
+
+
+def _moments(group: dict[str, Any]) -> int:
+    """Return the numbers that an optimizer keeps for each number of the weights of `group`."""
+    if "betas" in group:  # the rules of Adam, but for weights that are updated by the sign
+        return 0 if group.get("sign") else 2
+    return 1 if group["momentum"] else 0  # SGD, and Muon's matrices
+
+
+def _bytes_of(weights: Iterable[nn.Parameter]) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     mark, logged_at = time.perf_counter(), _counters(job, progress)
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
     asynchronous = job.config.checkpoints.checkpoint_async
-    saver = AsyncCheckpointer(job.record, asynchronous=asynchronous, sharded=job.sharded_checkpoints)
+    saver = AsyncCheckpointer(job.record, asynchronous=asynchronous, sharded=job.shard_directory)
     with StopRequest(announce=job.backend.world == 1) as stop, saver:
         if progress.evaluation_pending:
             evaluation, better = assess(job, progress, stop, saver)

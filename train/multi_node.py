@@ -92,7 +92,14 @@ def join_rendezvous(config: Config, *, known: Mapping[str, Any] | None) -> tuple
     free_bytes = min(device.free_bytes for device in own.devices)
     if own.kind == "cpu":
         free_bytes //= backend.local_world
-    differ, less = backend.all_reduce_max((float(not alike), -float(free_bytes)))
+    # The least of all nodes: free memory of a device and of the host, and processes.
+    leasts = (free_bytes, own.host_free_bytes or 0, backend.local_world)
+    differ, less, host, count = backend.all_reduce_max(
+        (float(not alike), *(-float(least) for least in leasts))
+    )
+    first = dataclasses.replace(first, of_all_nodes=True, per_node=round(-count))
+    if first.host_free_bytes is not None:
+        first = dataclasses.replace(first, host_free_bytes=round(-host))
     if differ:
         raise PlanError("the nodes have different devices", why="their numerics and memory differ")
     each = round(-less)
@@ -101,9 +108,9 @@ def join_rendezvous(config: Config, *, known: Mapping[str, Any] | None) -> tuple
         cpus = torch.tensor(own.cpu_count / backend.local_world, dtype=torch.float64)
         backend.all_reduce_sum(cpus)
         count = round(cpus.item())
-        return backend, dataclasses.replace(first, devices=(device,), cpu_count=count, of_all_nodes=True)
+        return backend, dataclasses.replace(first, devices=(device,), cpu_count=count)
     devices = (dataclasses.replace(first.devices[0], free_bytes=each),) * backend.world
-    return backend, dataclasses.replace(first, devices=devices, of_all_nodes=True)
+    return backend, dataclasses.replace(first, devices=devices)
 
 
 def check_shared_directory(backend: Backend, runs: Path) -> None:

@@ -29,6 +29,7 @@ from lib.errors import os_errors, run_main
 from lib.plan.placement import refuse_static_shapes
 from lib.plan.types import Hardware, Plan
 from lib.tiers import with_tier
+from lib.units import seconds_text
 from train import loop
 from train.build import check_run, make_job
 from train.job import Budget, Progress
@@ -79,8 +80,8 @@ class Summary:
         outside = "the device is idle" if self.on_device else "the training thread is outside operators"
         waits = "waits for the device" if self.on_device else "reads of values by the host (a GPU would wait)"
         whose = "time of kernels" if self.on_device else "time without called operations"
-        each = self.duration / self.steps / 1e3
-        yield f"{self.steps} steps, {each:.2f} ms each with the profiler's own time"
+        each = seconds_text(self.duration / self.steps / 1e6)
+        yield f"{self.steps} steps, {each} each with the profiler's own time"
         yield f"{self.data_wait / self.duration:7.1%}  of it the loop waits for data"
         yield f"{self.idle / self.duration:7.1%}  {outside}"
         yield f"{self.communication / self.duration:7.1%}  communication between processes{hidden}"

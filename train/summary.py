@@ -100,7 +100,8 @@ def _estimated_speed(job: Job, data: TrainingData, hardware: Hardware, *, rate: 
     plan, gpu, facts = job.plan, gpu_of_hardware(hardware), data.facts
     if gpu is None:
         return {}
-    time = step_time_of(plan, MemoryTraces(job.config, data).of(step_settings(plan), hardware), data, gpu)
+    found = MemoryTraces(job.config, data).of(step_settings(plan), hardware)
+    time = step_time_of(plan, found, data, gpu, per_node=hardware.per_node)
     flop = (facts.flop_per_sample or 0) + sum(branch.flop_per_sample for branch in facts.branches or ())
     peak = peak_flop_per_second(gpu, precision=plan.precision) * plan.layout.devices
     return {

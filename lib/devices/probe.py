@@ -12,7 +12,7 @@ from typing import Literal
 
 from lib.devices import host
 from lib.errors import PlanError
-from lib.plan.types import Device, Hardware, Kind
+from lib.plan.types import OWN_MEMORY, Device, Hardware, Kind
 
 
 def probe(device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]) -> Hardware:
@@ -36,6 +36,7 @@ def probe(device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]) -> Hardwa
         cpu_name=cpu_name,
         cpu_count=host.cpu_count(),
         cpu_bf16=host.parse_cpu_bf16(cpuinfo),
+        host_free_bytes=main_memory(cpu_name).free_bytes if kind in OWN_MEMORY else None,
     )
 
 

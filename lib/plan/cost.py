@@ -14,20 +14,21 @@ from lib.errors import ConfigError
 from lib.plan.gpus import Gpu
 from lib.plan.roofline import StepTime, peak_flop_per_second
 from lib.plan.types import Plan
-from lib.units import duration_span, range_text
+from lib.units import range_text, seconds_text
 
 Range: TypeAlias = tuple[float, float]  # ends of an estimate, the lower first
 
 LIST = "list"  # value of PRICE= for the price list
-NOT_COUNTED = "without evaluation, checkpoints, compilation and the start"
+NOT_COUNTED = "without evaluation, checkpoints, compilation and start-up"
 _NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?", re.ASCII)
 
 
 class Price(NamedTuple):
-    """Price of one device and hour, and its source in words."""
+    """Price of one device and hour, its source in words, and its currency as it follows a number."""
 
     per_hour: float
     source: str
+    currency: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def _times(pair: Range | None, factor: float | None) -> Range | None:
 
 def format_training(cost: Cost) -> str:
     """Format the time of the training and its steps, those that are known."""
-    time = "" if cost.seconds is None else duration_span(*cost.seconds)
+    time = "" if cost.seconds is None else seconds_text(*cost.seconds)
     steps = "" if cost.steps is None else f"{range_text(*cost.steps, whole=True)} steps"
     return ", ".join(filter(None, (time, steps)))
 
@@ -119,20 +120,26 @@ def format_cost(cost: Cost, price: str) -> Iterator[str]:
         percent, of = range_text(100 * rate[0] / peak, 100 * rate[1] / peak), f"{peak / 1e12:.4g} TFLOP/s"
         rates = range_text(rate[0] / 1e12, rate[1] / 1e12)
         yield f"Arithmetic rate assumed: {rates} TFLOP/s on each device, {percent} % of its peak of {of}"
-        power = f"{cost.devices} x {cost.watts} W of board power, without the host"
+        power = f"if each device draws its {cost.watts} W of board power all the time; without the host"
         unknown = f"not estimated, the board power of {cost.device} is not known"
-        yield f"Energy: {f'{range_text(*cost.kwh)} kWh at most ({power})' if cost.kwh else unknown}"
+        yield f"Energy: {f'{range_text(*cost.kwh)} kWh, {power}' if cost.kwh else unknown}"
     if cost.money is not None and cost.price is not None:
         each = f"{cost.devices} x {cost.price.per_hour:g} an hour, {cost.price.source}"
-        yield f"Money: {range_text(*cost.money)} ({each})"
+        yield f"Money: {money_text(cost)} ({each})"
     elif price:
         why = f"no list price for {cost.device}" if cost.price is None else "the time is not known"
         yield f"Money: not estimated, {why}"
 
 
+def money_text(cost: Cost) -> str:
+    """Format the known price of a training, with its currency."""
+    assert cost.money is not None and cost.price is not None
+    return f"{range_text(*cost.money, least=0.01)} {cost.price.currency}".rstrip()
+
+
 _DATA = tomllib.loads(Path(__file__).with_name("prices.toml").read_text(encoding="utf-8"))
 LIST_PRICES = {
-    key: Price(dollars, f"US dollars, list price of {offer['date']}, {offer['source']}")
+    key: Price(dollars, f"list price of {offer['date']}, {offer['source']}", "US dollars")
     for offer in _DATA["offers"].values()
     for key, dollars in offer["dollars"].items()
 }

@@ -25,7 +25,10 @@ EXPERIMENTAL_XLA = "; EXPERIMENTAL, never run on TPU hardware"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Devices of a run. Bytes are per process: of the fullest GPU, or a share of the node's main memory."""
+    """Devices of a run. Bytes are per process: of the fullest GPU, or a share of the node's main memory.
+
+    per_node, host_free_bytes: as of Hardware.
+    """
 
     device: Decision[Kind]
     world: Decision[int]
@@ -33,6 +36,8 @@ class Placement:
     total_bytes: int
     free_bytes: int
     capability: tuple[int, int] | None
+    per_node: int = 0
+    host_free_bytes: int | None = None
 
 
 def place(config: ConfigView, hardware: Hardware) -> Placement:
@@ -69,6 +74,8 @@ def place(config: ConfigView, hardware: Hardware) -> Placement:
         total_bytes=fullest.total_bytes,
         free_bytes=fullest.free_bytes,
         capability=fullest.capability,
+        per_node=hardware.per_node,
+        host_free_bytes=hardware.host_free_bytes,
     )
 
 
@@ -140,6 +147,7 @@ def _place_on_cpu(config: ConfigView, hardware: Hardware) -> Placement:
         total_bytes=memory.total_bytes,
         free_bytes=memory.free_bytes // world,
         capability=None,
+        per_node=hardware.per_node,
     )
 
 

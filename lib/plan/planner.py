@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from lib.plan.micro_batch_search import Probed
 
 
+# What one device has to itself, whatever the strategy that divides it among several.
+_KEEPS = {
+    "ddp": "the whole batch",
+    "zero1": "all optimizer state",
+    "pipeline": "all blocks",
+    "split": "all models",
+    "sequential": "all models",
+}
+
+
 def plan(
     config: ConfigView,
     hardware: Hardware,
@@ -134,7 +144,9 @@ def _why_branches(layout: Layout) -> str:
 def _on_one_device(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
     reason, requested = "one device", context.config.dist_strategy
     if requested not in ("auto", "single"):
-        reason += f"; NOTE: CONFIG_DIST_STRATEGY_{requested.upper()}=y has no effect on it"
+        keeps = _KEEPS.get(requested, "all weights, gradients and optimizer state")
+        reason += f"; NOTE: CONFIG_DIST_STRATEGY_{requested.upper()}=y has no effect on one device: the "
+        reason += f"mathematics is the same, no memory is saved, and it has {keeps}"
     chosen = choose_sizes(context)
     if context.step.device != "cpu":  # the catalogue has rates of GPUs only
         from lib.plan.strategies import seconds_of

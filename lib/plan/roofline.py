@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from lib.plan.gpus import PCIE_BYTES_PER_SECOND, Gpu
 from lib.plan.sharding import exposed_seconds
-from lib.plan.types import Precision
-from lib.units import seconds_span, seconds_text
+from lib.plan.types import Branch, Precision
+from lib.units import seconds_text
 
 # Share of the peak that optimised training programs reach, from the rates that they publish: compiled GPT-2
 # 29 % (modded-nanogpt, AdamW) to 41 % (llm.c) on H100, small ResNets on A100 25 to 37 % (cifar10-airbench).
@@ -75,12 +75,12 @@ class StepTime:
     reason: str
 
     def __str__(self) -> str:
-        return f"estimate: {self.span} an optimizer step, bounded by {self.bound} ({self.reason})"
+        return f"Optimizer step: {self.span} (estimate), bounded by {self.bound}: {self.reason}"
 
     @property
     def span(self) -> str:
         """The range in words, from the fastest to the slowest."""
-        return seconds_span(self.fastest_seconds, self.slowest_seconds, least=0)
+        return seconds_text(self.fastest_seconds, self.slowest_seconds)
 
 
 def estimate_step_time(
@@ -106,8 +106,8 @@ def estimate_step_time(
     computed = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
     low, high = (f"{share:.0%}" for share in BANDWIDTH_SHARES)
     carried = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
-    assumed = f"{launch[0] * 1e6:g} to {launch[1] * 1e6:g} us, {'our assumption' if compiled else 'eager'}"
-    launched = f"{work.launches:,} operators at {assumed}"
+    assumed = f"{seconds_text(*launch)} each{', our assumption for compiled models' if compiled else ''}"
+    launched = f"{work.launches:,} operators that the host launches in {assumed}"
     why = {"arithmetic": computed, "memory": carried, "launching kernels": launched}
     # Near the ridge the bound depends on the shares reached.
     bounds = [
@@ -133,33 +133,37 @@ def step_seconds(
     concurrent: bool,
     gpu: Gpu,
     precision: Precision,
+    compiled: bool = False,
 ) -> tuple[float, float]:
     """Return the range, in seconds, of a step of a trained model and frozen ones.
 
     trained:    work of the trained model, with the activations of the device.
     frozen:     operations per step and bytes of weights of each frozen model.
     concurrent: each frozen model has its own device, and the slowest one counts, after the trained model;
-        else one device does it all.
+        else one device does it all. In both cases one process launches the kernels of all.
     """
 
     def span(work: StepWork) -> tuple[float, float]:
-        time = estimate_step_time(work, gpu, precision=precision)
+        time = estimate_step_time(work, gpu, precision=precision, compiled=compiled)
         return time.fastest_seconds, time.slowest_seconds
 
     if not concurrent:
         flop = trained.flop + sum(flop for flop, _ in frozen)
         return span(replace(trained, flop=flop, frozen_bytes=sum(weight_bytes for _, weight_bytes in frozen)))
+    launch = [trained.launches * seconds for seconds in LAUNCH_SECONDS[compiled]]
+    trained = replace(trained, launches=0)
     alone = replace(trained, weight_bytes=0, gradient_bytes=0, optimizer_bytes=0)
     branches = [span(replace(alone, flop=flop, frozen_bytes=weight_bytes)) for flop, weight_bytes in frozen]
     before, (fastest, slowest) = span(replace(trained, activation_bytes=0)), zip(*branches, strict=True)
-    return before[0] + max(fastest), before[1] + max(slowest)
+    return max(before[0] + max(fastest), launch[0]), max(before[1] + max(slowest), launch[1])
 
 
-def copy_seconds(weight_bytes: int, *, accumulation: int) -> float:
-    """Return the seconds of a step's copies of frozen models from main memory, one in each micro-batch.
+def copy_seconds(branches: Sequence[Branch], *, precision: Precision, accumulation: int) -> float:
+    """Return the seconds of a `sequential` step's copies from main memory: each model in each micro-batch.
 
     A copy waits for the room that the other model leaves, so that no computation hides it.
     """
+    weight_bytes = sum(branch.weight_bytes(precision) for branch in branches)
     return accumulation * weight_bytes / PCIE_BYTES_PER_SECOND
 
 

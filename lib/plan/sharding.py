@@ -46,8 +46,8 @@ class RankElements:
         return element_bytes * (self.parameters + self.gradients + optimizer_numbers * self.optimizer)
 
 
-def layouts(world: int) -> Iterator[Layout]:
-    """Return the parallelism strategies for `world` processes, the simplest first."""
+def layouts(world: int, *, per_node: int = 0) -> Iterator[Layout]:
+    """Return the parallelism strategies for `world` processes, `per_node` on a node, the simplest first."""
     if world == 1:
         yield Layout(strategy="single", world=1, shard=1)
         return
@@ -55,7 +55,7 @@ def layouts(world: int) -> Iterator[Layout]:
     yield Layout(strategy="zero1", world=world, shard=1)
     yield Layout(strategy="zero2", world=world, shard=world)
     yield Layout(strategy="fsdp", world=world, shard=world)
-    group = group_of(world)
+    group = group_of(world, per_node=per_node)
     if group is not None:
         yield Layout(strategy="hsdp", world=world, shard=group)
 
@@ -78,10 +78,11 @@ def splits_over(devices: int, branches: Sequence[Branch]) -> Iterator[Layout]:
                 yield Layout(strategy="split", world=devices // each, shard=1, branch_devices=pair)
 
 
-def group_of(world: int) -> int | None:
+def group_of(world: int, *, per_node: int = 0) -> int | None:
     """Return processes per replica of hsdp: those of a node, or half of all; None where neither fits."""
-    if world > DEVICES_PER_NODE:
-        return DEVICES_PER_NODE if world % DEVICES_PER_NODE == 0 else None
+    node = per_node or DEVICES_PER_NODE
+    if world > node > 1:
+        return node if world % node == 0 else None
     return world // 2 if world >= 4 and world % 2 == 0 else None
 
 
@@ -140,10 +141,10 @@ class Exchange:
     among: int
     elements: int
 
-    def seconds(self, gpu: Gpu) -> float:
-        """Estimate the seconds of this exchange, collectives on a ring of `gpu`."""
+    def seconds(self, gpu: Gpu, *, per_node: int = 0) -> float:
+        """Estimate the seconds of this exchange, collectives on a ring of `gpu`. per_node: as of Hardware."""
         rate = gpu.link_bytes_per_second
-        if self.among > DEVICES_PER_NODE:
+        if self.among > (per_node or DEVICES_PER_NODE):
             rate = min(rate, NETWORK_BYTES_PER_SECOND)
         part = 1 if self.kind == "send" else (self.processes - 1) / self.processes
         sent = part * ELEMENT_BYTES * self.elements
@@ -168,9 +169,10 @@ def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Ex
                 yield Exchange(kind="broadcast", elements=weight.elements, **everyone)
 
 
-def traffic_seconds(units: Units, layout: Layout, gpu: Gpu, *, accumulation: int) -> float:
+def traffic_seconds(units: Units, layout: Layout, gpu: Gpu, *, accumulation: int, per_node: int = 0) -> float:
     """Estimate the seconds of all communication in one step of `accumulation` micro-batches."""
-    return sum(each.seconds(gpu) for each in exchanges(units, layout, accumulation=accumulation))
+    found = exchanges(units, layout, accumulation=accumulation)
+    return sum(each.seconds(gpu, per_node=per_node) for each in found)
 
 
 def exposed_seconds(traffic: float, *, compute: float) -> float:

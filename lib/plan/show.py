@@ -130,9 +130,11 @@ def why_memory(memory: Memory | None, probed: Probed | None) -> str:
 
 
 def offload_note(config: ConfigView, placement: Placement) -> str:
-    """Note that activations are not offloaded although that was requested; "" where it does not apply."""
-    if not config.activation_offload or placement.device.value in OWN_MEMORY:
+    """Note what a requested offload of activations does not do, or what of it is not known; else ""."""
+    if not config.activation_offload:
         return ""
+    if placement.device.value in OWN_MEMORY:
+        return "; NOTE: the main memory that offloaded activations take is not predicted"
     on_xla = placement.device.value in STATIC_SHAPES
     why = "XLA places tensors itself" if on_xla else "the device has no memory of its own"
     return f"; NOTE: CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"

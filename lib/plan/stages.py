@@ -97,13 +97,22 @@ def idle_share(layout: Layout, *, accumulation: int) -> float:
 
 
 def pipeline_seconds(
-    compute: float, stages: StageFacts, layout: Layout, gpu: Gpu, *, samples: int, accumulation: int
+    compute: float,
+    stages: StageFacts,
+    layout: Layout,
+    gpu: Gpu,
+    *,
+    samples: int,
+    accumulation: int,
+    per_node: int = 0,
 ) -> float:
     """Return the seconds of a step in which the slowest stage computes for `compute` seconds.
 
     A stage waits for its exchanges with its neighbours, which go in both directions at once.
     """
     elements = 2 * samples * stages.bytes_per_sample // ELEMENT_BYTES  # forward, and gradients
-    sent = Exchange(kind="send", processes=2, among=layout.devices, elements=elements).seconds(gpu)
-    tied = Exchange(kind="all_reduce", processes=2, among=layout.devices, elements=stages.tied).seconds(gpu)
-    return (compute + sent) / (1 - idle_share(layout, accumulation=accumulation)) + tied
+    sent = Exchange(kind="send", processes=2, among=layout.devices, elements=elements)
+    tied = Exchange(kind="all_reduce", processes=2, among=layout.devices, elements=stages.tied)
+    seconds = compute + sent.seconds(gpu, per_node=per_node)
+    busy = 1 - idle_share(layout, accumulation=accumulation)
+    return seconds / busy + tied.seconds(gpu, per_node=per_node)

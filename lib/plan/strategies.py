@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lib.errors import PlanError
-from lib.plan.fitting import NoRoomError, predicted
+from lib.plan.fitting import LAUNCHES, NoRoomError, Split, predicted
 from lib.plan.gpus import MAX_DEVICES, find_gpu
 from lib.plan.placement import NAMES
 from lib.plan.roofline import (
@@ -30,7 +30,7 @@ from lib.plan.show import format_need, hanging, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
 from lib.plan.stages import idle_share, pipeline_seconds, slowest_stage, stages_of
 from lib.plan.types import COLLECTIVE_FORWARD, OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
-from lib.units import GB, bytes_text, seconds_span
+from lib.units import GB, bytes_text, seconds_text
 
 TIE = 1.02  # relative tolerance for a tie: the estimates are no more accurate
 
@@ -81,7 +81,13 @@ def _why_shard(candidate: Candidate) -> str:
         idle = idle_share(layout, accumulation=candidate.split.accumulation)
         return f"stages of {blocks} blocks; each waits {idle:.1%} of a step for the others"
     if layout.strategy == "sequential":
-        return "each process has all weights; of the frozen ones one model at a time is on its device"
+        need = bytes_text(_main_memory(candidate.context))
+        unknown = candidate.context.placement.host_free_bytes is None
+        checked = "NOTE: not checked on a named machine" if unknown else "which are free"
+        return (
+            "each process has all weights; of the frozen ones one model at a time is on its device, and all "
+            f"take {need} of main memory of a node, {checked}"
+        )
     if layout.shard == 1:
         return "each process has all weights" + " on its devices" * (layout.strategy == "split")
     copies = layout.world // layout.shard
@@ -102,7 +108,7 @@ def _other_layouts(context: SizingContext) -> Iterator[SizingContext]:
     """Yield `context` with each strategy but the simplest; sharded models are not compiled."""
     devices, step, branches = context.placement.world.value, context.step, context.facts.branches
     requested = context.config.dist_strategy
-    _, *others = layouts(devices)
+    _, *others = layouts(devices, per_node=context.placement.per_node)
     if devices > 1 and (branches is not None or requested == "split"):
         pair = Layout(strategy="split", world=1, shard=1, branch_devices=(1, 1))
         others += [*splits_over(devices, branches or ())] or [pair]
@@ -202,11 +208,24 @@ def _obstacles_to_branches(context: SizingContext) -> Iterator[tuple[bool, str, 
     if layout.strategy == "sequential":
         by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
         yield context.step.precision == "fp16", "no loss scaling within a frozen model", by_precision
+        need_bytes, free_bytes = _main_memory(context), context.placement.host_free_bytes
+        why = f"its frozen models need {bytes_text(need_bytes)} of main memory"
+        if free_bytes is not None:
+            lack = f"{why}, and {bytes_text(free_bytes)} are free"
+            yield need_bytes > free_bytes, lack, f"{bytes_text(need_bytes - free_bytes)} more main memory"
         return
     uneven = f"{devices} devices are no groups of 2 to {DEVICES_PER_NODE} of one size"
     yield layout.devices != devices, uneven, f"CONFIG_NUM_DEVICES={devices - 1}"
     several = config.dist_nnodes != "1"
     yield several, "several nodes need a process for each device", "CONFIG_DIST_NNODES=1"
+
+
+def _main_memory(context: SizingContext) -> int:
+    """Return the bytes of main memory of a node for the frozen models of its processes."""
+    world = context.layout.world
+    branches = context.facts.branches or ()
+    own = sum(branch.weight_bytes(context.step.precision) for branch in branches)
+    return own * min(world, context.placement.per_node or world)
 
 
 def _nearest(error: NoRoomError, context: SizingContext) -> str:
@@ -216,7 +235,8 @@ def _nearest(error: NoRoomError, context: SizingContext) -> str:
     if context.predict is None or strategy not in {"zero1", *SHARDS_WEIGHTS}:
         return more
     while world <= MAX_DEVICES and context.config.target >= world * context.unit:
-        larger = next((each for each in layouts(world) if each.strategy == strategy), None)
+        wider = layouts(world, per_node=context.placement.per_node)
+        larger = next((each for each in wider if each.strategy == strategy), None)
         step = replace(error.step, layout=larger)
         if larger and predicted(step, context.predict, free_bytes=context.placement.free_bytes).fits:
             return f"{world} devices, or {more}"
@@ -240,35 +260,43 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
         gradient_bytes=ELEMENT_BYTES * whole.gradients,
         optimizer_bytes=memory.parts.get("optimizer", 0),
         activation_bytes=memory.parts.get("activations", 0) * split.accumulation,
+        launches=_launches(context, split),
     )
     if layout.strategy == "pipeline":
         trained = slowest_stage(trained, facts, layout)
-    frozen_bytes = 4 if context.step.precision == "fp32" else 2  # frozen weights are in the products' type
+    precision, per_node = context.step.precision, context.placement.per_node
     branches = [*zip(facts.branches or (), layout.branch_devices or (1, 1), strict=False)]
     times = step_seconds(
         trained,
         [
-            (branch.flop_per_sample * split.most_of(devices), branch.parameters * frozen_bytes)
+            (branch.flop_per_sample * split.most_of(devices), branch.weight_bytes(precision))
             for branch, devices in branches
         ],
         concurrent=layout.strategy == "split",
         gpu=gpu,
-        precision=context.step.precision,
+        precision=precision,
+        compiled=context.step.compile,
     )
     if layout.strategy == "sequential":
-        weight_bytes = sum(branch.parameters for branch, _ in branches) * frozen_bytes
-        copies = copy_seconds(weight_bytes, accumulation=split.accumulation)
+        copies = copy_seconds(facts.branches or (), precision=precision, accumulation=split.accumulation)
         times = times[0] + copies, times[1] + copies
     if layout.world == 1:
         return times
     if layout.strategy == "pipeline":
         assert facts.stages is not None
-        sizes = {"samples": split.samples, "accumulation": split.accumulation}
+        sizes = {"samples": split.samples, "accumulation": split.accumulation, "per_node": per_node}
         fastest, slowest = (pipeline_seconds(each, facts.stages, layout, gpu, **sizes) for each in times)
         return fastest, slowest
-    traffic = traffic_seconds(facts.units, layout, gpu, accumulation=split.accumulation)
+    traffic = traffic_seconds(facts.units, layout, gpu, accumulation=split.accumulation, per_node=per_node)
     fastest, slowest = (seconds + exposed_seconds(traffic, compute=seconds) for seconds in times)
     return fastest, slowest
+
+
+def _launches(context: SizingContext, split: Split) -> int:
+    """Return the predicted operators of a step that launch a kernel; 0 where they are not known."""
+    step = replace(context.step, micro_batch=split.micro_batch, accumulates=split.accumulation > 1)
+    each, update = (context.predict(step).get(name, 0) if context.predict else 0 for name in LAUNCHES)
+    return split.accumulation * each + update
 
 
 def _best(possible: Sequence[Candidate]) -> Candidate:
@@ -279,7 +307,7 @@ def _best(possible: Sequence[Candidate]) -> Candidate:
 
 
 def _as_fast(seconds: float, fastest: float) -> bool:
-    """True within the accuracy of the estimates, which do not count kernel launches."""
+    """True within the accuracy of the estimates."""
     return seconds <= max(TIE * fastest, SHORT_SECONDS)
 
 
@@ -305,7 +333,7 @@ def _verdict(candidate: Candidate, chosen: Candidate, *, requested: str) -> str:
     if candidate.seconds is None or chosen.seconds is None:
         return "fits, but is less simple"
     if _as_fast(candidate.seconds[0], chosen.seconds[0]):
-        return f"at most {TIE - 1:.0%} or {1e3 * SHORT_SECONDS:.0f} ms faster, and less simple"
+        return f"at most {TIE - 1:.0%} or {seconds_text(SHORT_SECONDS)} faster, and less simple"
     return f"estimated to take {candidate.seconds[0] / chosen.seconds[0]:.2f} times as long"
 
 
@@ -332,12 +360,13 @@ def _refusal(
 
 def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
     """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
-    yield "Parallelism strategies (estimated step times without kernel launches, with assumed link rates):"
+    yield "Parallelism strategies: samples at a time x micro-batches, memory of the fullest device, estimated"
+    yield "time of an optimizer step with assumed link rates"
     widest = max(7, *(len(_name(row)) for row in strategies))
     for row in strategies:
         sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
         need = "" if row.memory is None else f"{row.memory.need_bytes / GB:.2f} GB"
-        time = "" if row.seconds is None else seconds_span(*row.seconds, least=SHORT_SECONDS)
+        time = "" if row.seconds is None else seconds_text(*row.seconds)
         head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<20} "
         yield from hanging(head, row.verdict, columns=columns, indent="    ")
 

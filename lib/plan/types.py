@@ -96,6 +96,8 @@ class Hardware:
     """One node. For kind "cpu" there is one device: the memory this process may use.
 
     of_all_nodes: of several nodes, whose devices and CPUs are counted as those of one.
+    per_node: devices of each node; 0: all, or DEVICES_PER_NODE where there are more.
+    host_free_bytes: free main memory of a node beside GPUs; None for a machine known by name only.
     """
 
     kind: Kind
@@ -104,6 +106,8 @@ class Hardware:
     cpu_count: int  # CPUs this process may use (affinity and cgroup quota)
     cpu_bf16: Literal["none", "avx512", "amx"] = "none"  # bf16 instructions of the CPU
     of_all_nodes: bool = False
+    per_node: int = 0
+    host_free_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict that JSON can hold."""
@@ -198,6 +202,10 @@ class Branch:
     flop_per_sample: float  # forward, and backward to its input
     parameters: int
     bytes_per_sample: int = 0  # activations saved for backward, fp32, one sample
+
+    def weight_bytes(self, precision: Precision) -> int:
+        """Return the bytes of its weights, which are in the type of products."""
+        return self.parameters * (4 if precision == "fp32" else 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from lib.nn.activation_checkpointing import CHOICES, Recompute
 from lib.plan.fitting import step_settings
 from lib.plan.micro_batch_search import Failure
 from lib.plan.types import Plan
+from lib.units import seconds_text
 from scripts.bench.interleaved_timing import Run, interleaved, job_of, steps_of
 from train.planning.autotune import ProbeTarget, probe_run
 from train.planning.memory_estimate import MemoryTraces
@@ -77,7 +78,7 @@ def compare(name: str, settings: Mapping[str, str], *, micro_batch: int, rounds:
         tensors = target.memory(plan, micro_batch).peak_bytes
         sizes = f"{tensors / 1e6:.0f} MB | {outcome.need_bytes / 1e6:.0f} MB"
         work, took = flop[choice] / flop["none"] - 1, seconds[choice] / seconds["none"] - 1
-        cost = f"{work:+.0%} | {took:+.0%}" if choice != "none" else f" | {seconds[choice]:.2f} s"
+        cost = f"{work:+.0%} | {took:+.0%}" if choice != "none" else f" | {seconds_text(seconds[choice])}"
         print(f"| {name}, {micro_batch} | {choice} | {sizes} | {cost} |", flush=True)
 
 

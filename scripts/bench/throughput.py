@@ -41,6 +41,7 @@ from lib.plan import plan as make_plan
 from lib.plan.placement import refuse_static_shapes
 from lib.runs.console import Console
 from lib.tiers import with_tier
+from lib.units import seconds_text
 from scripts.bench.interleaved_timing import Run, interleaved
 from train import loop
 from train.build import make_job, optimizer_of
@@ -227,7 +228,8 @@ def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> N
     """Run two loops interleaved and print how their step rates relate."""
     steps, seconds = interleaved(loops, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
     for name, times in seconds.items():
-        print(f"{name:24} {min(times) * 1e3:8.3f} ms/step (median {statistics.median(times) * 1e3:.3f})")
+        least, median = seconds_text(min(times)), seconds_text(statistics.median(times))
+        print(f"{name:24} {least} a step (median {median})")
     (one, first), (other, second) = seconds.items()
     print(
         f"step rate of {other} over {one}: {min(first) / min(second):.3f} by minima, "

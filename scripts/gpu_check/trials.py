@@ -119,7 +119,11 @@ def estimate(setting: dict[str, Any]) -> dict[str, Any]:
     """Estimate the time of a step of `setting`; empty for a GPU that is not in the catalogue."""
     config, data, hardware, plan = open_setting(Setting(**setting))
     gpu, found = gpu_of_hardware(hardware), trace_memory(config, plan, data, hardware=hardware)
-    return {} if gpu is None else dataclasses.asdict(step_time_of(plan, found, data, gpu))
+    return (
+        {}
+        if gpu is None
+        else dataclasses.asdict(step_time_of(plan, found, data, gpu, per_node=hardware.per_node))
+    )
 
 
 def choose(setting: dict[str, Any], free_bytes: list[int], most: int) -> dict[str, Any]:

@@ -56,6 +56,8 @@ CASES: dict[str, tuple[tuple[int, ...], float, dict[str, Any]]] = {
         0.0,
         {"optimizer": "muon", "muon_learning_rate": 0.02, "momentum": 0.9, "nesterov": True},
     ),
+    "atan2": (SIZES["even"], 0.0, {"optimizer": "adam_atan2"}),
+    "bf16": (SIZES["ragged"], 0.2, {"precision": "bf16"}),
     "labels": (SIZES["ragged"], 0.2, {"label_smoothing": 0.1}),
 }
 # What is recomputed or optimized within a stage does not depend on their number.
@@ -80,12 +82,15 @@ def data_of(name: str) -> TrainingData:
 def plan_of(name: str, world: int) -> Plan:
     sizes, _, _ = CASES[name]
     apart = {"world": world, "strategy": "pipeline", "shard": world} if world > 1 else {}
-    return small_plan(*sizes, effective_batch=sum(sizes), **apart)
+    precision = "bf16" if name == "bf16" else "fp32"
+    return small_plan(*sizes, effective_batch=sum(sizes), precision=precision, **apart)
 
 
 def job_of(name: str, backend: Backend, record: Record, **changes: Any) -> Job:
     plan = plan_of(name, backend.world)
-    return small_job(config_of(name, **changes), plan, data_of(name), backend=backend, record=record)
+    dtype = torch.float32 if name == "bf16" else torch.float64  # autocast leaves float64 as it is
+    options: dict[str, Any] = {"backend": backend, "record": record, "dtype": dtype}
+    return small_job(config_of(name, **changes), plan, data_of(name), **options)
 
 
 def outcome(name: str, backend: Backend) -> dict[str, Any]:
@@ -113,11 +118,11 @@ def part_of(form: str, backend: Backend, directory: Path, *, steps: int) -> dict
         record = RunRecord(run, Console(run.log), started=0.0, keep_last=9)
         record.begin(0, None)
     job = job_of("ragged", backend, record, **LONG)
-    job.sharded_checkpoints = None if form == "full" else run.checkpoints
+    job.shard_directory = None if form == "full" else run.checkpoints
     loaded = checkpoint.load(run.checkpoints, log=record.log, ranks=backend)
     progress = Progress() if loaded is None else load_state_dict(job, loaded[1])
     optimize(job, progress, steps=steps)
-    saver = AsyncCheckpointer(record, asynchronous=form == "async", sharded=job.sharded_checkpoints)
+    saver = AsyncCheckpointer(record, asynchronous=form == "async", sharded=job.shard_directory)
     with saver:
         _save(job, progress, saver, best=False)
     found = {"state": state_dict(job, progress), "result": evaluate(job)}

@@ -59,7 +59,7 @@ def job_in(run: RunDir, layout: Layout, backend: Backend, *, sharded: bool, **ch
         record = RunRecord(run, Console(run.log), started=0.0, keep_last=9)
         record.begin(0, None)
     job = saving_job(layout, backend, record=record, keep_best=False, **changes)
-    job.sharded_checkpoints = run.checkpoints if sharded else None
+    job.shard_directory = run.checkpoints if sharded else None
     return job
 
 

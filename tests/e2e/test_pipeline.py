@@ -52,25 +52,36 @@ def without_kind(row: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in row.items() if name != "kind"}
 
 
+def without_noise(name: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without the bias of keys for Adam-atan2: no loss depends on it, and a step follows the rounding."""
+    found = {key: value.clone() for key, value in state.items()}
+    for key, value in found.items() if name == "atan2" else ():
+        if key.endswith("qkv.bias"):
+            value.unflatten(0, (3, -1))[1] = 0
+    return found
+
+
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, of in OF_WORLD.items() for name in of])
 def test_stages_train_what_one_process_trains(
     world: int, name: str, directory: Path, alone: dict[str, dict[str, Any]]
 ) -> None:
     """Weights, averages, state of the optimizer, losses and evaluations."""
     found, expected = torch.load(directory / f"{world}.pt")[name], alone[name]
+    exact = 1e-5 if name == "bf16" else EXACT  # its weights and sums are float32
     for part in ("model", "ema"):
-        assert largest_difference(expected["state"][part], found["state"][part]) <= EXACT, part
+        states = [without_noise(name, each["state"][part]) for each in (expected, found)]
+        assert largest_difference(*states) <= exact, part
     numbers = [state["optimizer"]["state"] for state in (expected["state"], found["state"])]
     assert numbers[0].keys() == numbers[1].keys() and numbers[0]
     for one, other in zip(*(of.values() for of in numbers), strict=True):
-        assert largest_difference(one, other) <= EXACT
-    assert found["result"] == pytest.approx(expected["result"], rel=EXACT)
+        assert largest_difference(one, other) <= exact
+    assert found["result"] == pytest.approx(expected["result"], rel=exact)
     evaluated = [[row for row in each["rows"] if row["kind"] == "eval"] for each in (expected, found)]
     assert len(evaluated[0]) == len(evaluated[1]) == STEPS
     for one, other in zip(*evaluated, strict=True):
-        assert without_kind(other) == pytest.approx(without_kind(one), rel=EXACT)
+        assert without_kind(other) == pytest.approx(without_kind(one), rel=exact)
     losses = [[row["loss"] for row in each["rows"] if row["kind"] == "train"] for each in (expected, found)]
-    assert losses[1] == pytest.approx(losses[0], rel=EXACT) and len(losses[0]) == STEPS
+    assert losses[1] == pytest.approx(losses[0], rel=exact) and len(losses[0]) == STEPS
 
 
 @pytest.mark.parametrize("name", ["even", "labels"])

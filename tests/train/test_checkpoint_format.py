@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from lib.optim.muon import HasHiddenMatrices
 from lib.plan.tables import FREE_MEMORY_MARGIN
 from lib.plan.types import Memory, fixed_plan
+from lib.units import bytes_text
+from tests.support.tokens import BLOCK, small_lm_config, text_data
 from tests.support.training import random_data, small_config, small_job, small_plan
-from train.job import Job, checkpoint_format
+from train.job import Job, Progress, checkpoint_format
+from train.loop import optimizer_step
 
 FREE = 10**9
 
@@ -42,6 +48,38 @@ def test_sharded_where_the_state_does_not_fit(made: Job) -> None:
     assert chosen(made, "auto", 0)[1].startswith("sharded; ") and "0.00 GB" in chosen(made, "auto", 0)[1]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "changes", "numbers"),
+    [
+        ("sgd", {"momentum": 0.0, "nesterov": False}, (1, 1)),
+        ("sgd", {"momentum": 0.9, "nesterov": False}, (2, 2)),
+        ("adam", {}, (3, 3)),
+        ("muon", {"momentum": 0.9, "muon_learning_rate": 0.02, "nesterov": True}, (3, 2)),
+        ("adam_atan2", {}, (3, 3)),
+    ],
+)
+def test_the_state_is_that_of_the_optimizer(
+    optimizer: str, changes: dict[str, Any], numbers: tuple[int, int]
+) -> None:
+    """numbers: for each number of a weight, and of a hidden matrix, with the weight itself."""
+    config = small_lm_config(optimizer=optimizer, **changes)
+    noise = np.zeros(6 * BLOCK, np.uint8)
+    job = small_job(config, small_plan(4), text_data(config, train=noise, test=noise))
+    assert isinstance(job.model, HasHiddenMatrices)
+    matrices = sum(weight.numel() for weight in job.model.hidden_matrices())
+    others = sum(weight.numel() for weight in job.model.parameters()) - matrices
+    need_bytes = 8 * (numbers[0] * others + numbers[1] * matrices)
+    assert chosen(job, "full", FREE)[1].startswith(f"full, as requested; {bytes_text(need_bytes)} of state")
+    optimizer_step(job, Progress())
+    kept = [
+        each
+        for weight, state in job.optimizer.state.items()
+        for each in state.values()
+        if isinstance(each, torch.Tensor) and each.shape == weight.shape
+    ]
+    assert 8 * (others + matrices + sum(each.numel() for each in kept)) == need_bytes, "by the real one"
+
+
 def test_on_a_cpu_training_needs_the_same_memory(made: Job) -> None:
     memory = Memory(parts={"activations": FREE // 2}, reserve_bytes=0, usable_bytes=FREE)
     assert chosen(made, "auto", FREE // 2, memory=memory)[0] is True
@@ -50,7 +88,9 @@ def test_on_a_cpu_training_needs_the_same_memory(made: Job) -> None:
 
 
 def test_a_request_is_obeyed_and_a_risk_is_named(made: Job) -> None:
-    assert chosen(made, "sharded", FREE, "ddp") == (True, "sharded, as requested")
+    assert chosen(made, "sharded", FREE) == (True, "sharded, as requested")
+    alone = "sharded, as requested: one shard, for every process has all state"
+    assert chosen(made, "sharded", FREE, "ddp") == (True, alone)
     is_sharded, text = chosen(made, "full", 0)
     assert not is_sharded and text.startswith("full, as requested; ") and text.endswith(": it does not fit")
     assert not chosen(made, "full", FREE)[1].endswith(": it does not fit")

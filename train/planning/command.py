@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import sys
 import textwrap
@@ -20,7 +21,7 @@ from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.activation_checkpointing import CHOICES
-from lib.plan.cost import NOT_COUNTED, Cost, cost_of, format_cost, format_training, price_of
+from lib.plan.cost import NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
 from lib.plan.fitting import StepSettings, predicted, step_settings
 from lib.plan.gpus import machine_names, parse_gpu
 from lib.plan.numerics import precision_problem
@@ -151,6 +152,7 @@ def look_ahead(
     """
     if config.device == "xla" and hardware.kind == "tpu":  # a named one, by torch_xla
         hardware = dataclasses.replace(hardware, kind="xla")
+    config, hardware = _on_all_nodes(config, hardware)
     predict, probed = memory_traces.predictor(hardware), measured.probed if measured is not None else None
     options: dict[str, Any] = {"predict": predict, "probed": probed}
     decided = apply_hyperparams(config, False, hardware=hardware, facts=data.facts, **options)
@@ -159,7 +161,7 @@ def look_ahead(
     found = memory_traces.of(step_settings(decided), hardware)
     gpu = gpu_of_hardware(hardware)
     budget = budget_of(config, train_size=size, effective_batch=decided.effective_batch)
-    step_time = None if gpu is None else step_time_of(decided, found, data, gpu)
+    step_time = None if gpu is None else step_time_of(decided, found, data, gpu, per_node=hardware.per_node)
     step_flop = step_flop_of(decided, found, data.facts)
     return Outlook(
         plan=decided,
@@ -183,6 +185,21 @@ def look_ahead(
         method="measured" if measured is not None else methods.get(config.auto_method, "predicted"),
         measured=measured.made if measured is not None else None,
     )
+
+
+def _on_all_nodes(config: Config, hardware: Hardware) -> tuple[Config, Hardware]:
+    """Return both as `train.multi_node` has them after the rendezvous of the least number of nodes."""
+    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
+    if rendezvous is None:
+        return config, hardware
+    nodes, each = rendezvous.min_nodes, place(config, hardware).world.value
+    devices = hardware.devices[:each] * nodes
+    if hardware.kind == "cpu":  # one memory, shared by all processes
+        (memory,) = hardware.devices
+        devices = (dataclasses.replace(memory, free_bytes=memory.free_bytes * nodes),)
+    joined = dataclasses.replace(hardware, devices=devices, of_all_nodes=True, per_node=each)
+    joined = dataclasses.replace(joined, cpu_count=hardware.cpu_count * nodes)
+    return config.replace(num_devices=each * nodes), joined
 
 
 def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decided: Plan) -> Iterator[str]:
@@ -223,7 +240,8 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     yield f"{outlook.steps_per_epoch:.1f} optimizer steps an epoch"
     if outlook.warm_up:
         yield outlook.warm_up
-    yield f"{outlook.step_flop / 1e12:.4g} TFLOP a step on each device (products, convolutions, attention)"
+    work = f"{outlook.step_flop / 1e12:.4g} TFLOP (1e12 operations: products, convolutions, attention)"
+    yield f"Work of a step on each device: {work}"
     if outlook.step_time is not None:
         yield str(outlook.step_time)
     if outlook.strategies:
@@ -245,11 +263,11 @@ def _methods(outlook: Outlook) -> str:
         "manual": "set by hand",
     }[outlook.method]
     if outlook.gpu_origin is None:
-        return f"Micro-batch: {origin}; memory and work: predicted"
+        return f"Basis: micro-batch {origin}; memory and work predicted"
     figures = f"figures of the device: {outlook.gpu_origin}"
     if outlook.plan.device in STATIC_SHAPES:
         figures += f"; {XLA_MEMORY}"
-    return f"Micro-batch: {origin}; memory and work: predicted; seconds: estimated; {figures}"
+    return f"Basis: micro-batch {origin}; memory and work predicted; times estimated; {figures}"
 
 
 def _compare(
@@ -277,17 +295,17 @@ def _compare(
         }
         print(json.dumps(everything, indent=2))
         return 2 if none else 0
-    for line in aligned(
-        columns([_HEAD, *((name, *_cells(found, price)) for name, found in found_of.items())])
-    ):
+    rows = ((_machine(name, found), *_cells(found, price)) for name, found in found_of.items())
+    for line in aligned(columns([_HEAD, *rows])):
         print(line)
-    print(f"\nSorted by {'money' if price else 'time'}, which is an estimate {NOT_COUNTED}.")
+    print("\nbatch: samples at a time x micro-batches of each device; memory: predicted need of each device")
+    print(f"Sorted by {'money' if price else 'time'}, which is an estimate {NOT_COUNTED}.")
     sources: dict[str, list[str]] = {}
     for name, found in found_of.items():
         if isinstance(found, Outlook) and found.cost.price is not None:
             sources.setdefault(found.cost.price.source, []).append(name)
     for source, priced in sources.items():
-        print(f"Money: {source}, for {', '.join(priced)}")
+        print(f"Money: {source}: {', '.join(priced)}")
     return 2 if none else 0
 
 
@@ -300,8 +318,14 @@ def _rank(found: Outlook | PlanError, price: str) -> tuple[float, ...]:
         return (2,)
     memory, cost = found.plan.memory, found.cost
     fits = memory is None or memory.fits
-    unpriced, total = bool(price) and cost.money is None, sum(cost.money or cost.seconds or ())
-    return (not fits, unpriced, total, -sum(cost.steps or ()))
+    unpriced, total = bool(price) and cost.money is None, sum(cost.money or cost.seconds or (math.inf,))
+    return (not fits, unpriced, total, -sum(cost.steps or (0,)))
+
+
+def _machine(name: str, found: Outlook | PlanError) -> str:
+    """Return the name, with the number of devices where there are several."""
+    devices = 1 if isinstance(found, PlanError) else found.cost.devices
+    return f"{name} ({devices} devices)" if devices > 1 else name
 
 
 def _cells(found: Outlook | PlanError, price: str) -> tuple[str, ...]:
@@ -315,6 +339,6 @@ def _cells(found: Outlook | PlanError, price: str) -> tuple[str, ...]:
         "" if found.step_time is None else found.step_time.span,
         format_training(cost),
         "not known" if cost.kwh is None else f"{range_text(*cost.kwh)} kWh",
-        range_text(*cost.money) if cost.money else "no list price" if price else "",
+        money_text(cost) if cost.money else "no list price" if price else "",
         "yes" if memory is None or memory.fits else "no: MORE than there is",
     )

@@ -23,7 +23,7 @@ from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
-from lib.plan.fitting import GAPS, MemoryEstimator, Parts, RefusedBatchError, StepSettings
+from lib.plan.fitting import GAPS, LAUNCHES, MemoryEstimator, Parts, RefusedBatchError, StepSettings
 from lib.plan.placement import place
 from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan, least_effective_batch
 from train import loop
@@ -143,7 +143,8 @@ class MemoryTraces:
 
                 factors = shares(units, step.layout)
             key = self._key(step, hardware)
-            trace = self._of(key, hardware).trace
+            found = self._of(key, hardware)
+            trace = found.trace
             cached = key, step.device, tuple(sorted(factors.items()))
             if cached not in self._parts:
                 self._parts[cached] = with_gaps(trace, step.device, factors)
@@ -160,7 +161,8 @@ class MemoryTraces:
                 own = {**factors, "parameters": factors.get("averages", 1)} if is_sharded else {}
                 peak = trace.at_peak()
                 parts["checkpoint"] = round(sum(peak.get(each, 0) * own.get(each, 1) for each in _SAVED))
-            return parts
+            forward, backward, update = found.launches
+            return {**parts, **dict(zip(LAUNCHES, (forward + backward, update), strict=True))}
 
         return predict
 

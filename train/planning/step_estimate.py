@@ -9,6 +9,7 @@ from lib.plan.roofline import StepTime, StepWork, copy_seconds, estimate_step_ti
 from lib.plan.sharding import traffic_seconds
 from lib.plan.stages import idle_share, pipeline_seconds, slowest_stage, stages_of
 from lib.plan.types import Hardware, ModelFacts, Plan
+from lib.units import seconds_text
 from train.planning.memory_estimate import MemoryTrace
 from train.training_data import TrainingData
 
@@ -26,13 +27,14 @@ def step_flop_of(plan: Plan, found: MemoryTrace, facts: ModelFacts) -> int:
     return flop
 
 
-def step_time_of(plan: Plan, found: MemoryTrace, data: TrainingData, gpu: Gpu) -> StepTime:
-    """Estimate the time of a step of `plan`, traced as `found`, on devices of the model `gpu`."""
+def step_time_of(
+    plan: Plan, found: MemoryTrace, data: TrainingData, gpu: Gpu, *, per_node: int = 0
+) -> StepTime:
+    """Estimate the time of a step of `plan`, traced as `found`, on `per_node` devices `gpu` of each node."""
     parts = found.trace.at_peak()
     frozen_bytes = parts.get("frozen models", 0)
     if plan.strategy == "sequential":  # both are read in a step, but only one of them is there at the peak
-        width = 4 if plan.precision == "fp32" else 2
-        frozen_bytes = width * sum(branch.parameters for branch in data.facts.branches or ())
+        frozen_bytes = sum(branch.weight_bytes(plan.precision) for branch in data.facts.branches or ())
     pipeline = plan.strategy == "pipeline"
     work = StepWork(
         flop=step_flop_of(plan, found, data.facts),
@@ -47,11 +49,11 @@ def step_time_of(plan: Plan, found: MemoryTrace, data: TrainingData, gpu: Gpu) -
     if pipeline:
         work = replace(slowest_stage(work, data.facts, plan.layout), flop=work.flop)
     units = () if pipeline else data.facts.units or ()
-    traffic = traffic_seconds(units, plan.layout, gpu, accumulation=plan.accumulation)
+    traffic = traffic_seconds(units, plan.layout, gpu, accumulation=plan.accumulation, per_node=per_node)
     time = estimate_step_time(work, gpu, precision=plan.precision, compiled=plan.compile, traffic=traffic)
     if pipeline:
         assert data.facts.stages is not None
-        sizes = {"samples": plan.effective_batch, "accumulation": plan.accumulation}
+        sizes = {"samples": plan.effective_batch, "accumulation": plan.accumulation, "per_node": per_node}
         fast, slow = (
             pipeline_seconds(each, data.facts.stages, plan.layout, gpu, **sizes)
             for each in (time.fastest_seconds, time.slowest_seconds)
@@ -61,10 +63,11 @@ def step_time_of(plan: Plan, found: MemoryTrace, data: TrainingData, gpu: Gpu) -
         return replace(time, fastest_seconds=fast, slowest_seconds=slow, reason=reason)
     if plan.strategy != "sequential":
         return time
-    copies = copy_seconds(frozen_bytes, accumulation=plan.accumulation)
+    branches = data.facts.branches or ()
+    copies = copy_seconds(branches, precision=plan.precision, accumulation=plan.accumulation)
     return replace(
         time,
         fastest_seconds=time.fastest_seconds + copies,
         slowest_seconds=time.slowest_seconds + copies,
-        reason=f"{time.reason}; with {copies:.3g} s of copies from main memory",
+        reason=f"{time.reason}; with {seconds_text(copies)} of copies from main memory",
     )

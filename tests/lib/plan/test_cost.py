@@ -33,8 +33,13 @@ def test_hours_energy_and_money_by_hand() -> None:
     lines = list(format_cost(found, "2.5"))
     assert lines[0].startswith("Training: 1 to 2 hours, 3,600 steps (estimate, without evaluation")
     assert "200 to 400 TFLOP/s on each device, 20.2 to 40.4 % of its peak of 989.4" in lines[1]
-    assert "1.4 to 2.8 kWh at most (2 x 700 W of board power, without the host)" in lines[2]
+    assert lines[2] == (
+        "Energy: 1.4 to 2.8 kWh, if each device draws its 700 W of board power all the time; without the host"
+    )
     assert lines[3] == "Money: 5 to 10 (2 x 2.5 an hour, PRICE=2.5)"
+    short = list(format_cost(cost(total_steps=1, price="list"), "list"))
+    assert short[2].startswith("Energy: less than 0.001 kWh, if each")
+    assert short[3].startswith("Money: less than 0.01 US dollars (2 x 4.29 an hour, list price of 2026-")
     assert not any("Money" in line for line in format_cost(cost(), "")), "off by default"
 
 
@@ -83,7 +88,8 @@ def test_list_prices_are_of_the_catalogue_and_name_date_and_source() -> None:
     assert set(LIST_PRICES) < set(CATALOGUE), "some have none"
     for price in LIST_PRICES.values():
         assert 0 < price.per_hour < 20
-        assert "US dollars, list price of 2026-" in price.source and "https://" in price.source
+        assert price.source.startswith("list price of 2026-") and "https://" in price.source
+        assert price.currency == "US dollars"
     assert price_of("list", H100) == LIST_PRICES["h100-80g"]
     assert price_of("list", gpu_of("mi300x")) is None is price_of("", H100)
 

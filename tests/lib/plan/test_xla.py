@@ -239,7 +239,7 @@ def test_who_was_told_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_node, "open_backend", lambda kind, **_: opened.append(kind) or Alone())
     one = dataclasses.replace(V4, devices=V4.devices[:1])
     _, found = multi_node.join_rendezvous(make_config(device="xla"), known=one.to_json())
-    assert found == dataclasses.replace(one, of_all_nodes=True) and opened == ["xla"]
+    assert found == dataclasses.replace(one, of_all_nodes=True, per_node=1) and opened == ["xla"]
 
 
 def test_even_one_device_is_for_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from lib.plan import roofline
 from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
 from tests.support.training import random_data, small_config
-from train.planning.command import Outlook, _compare, _lines, look_ahead, plan
+from train.planning.command import Outlook, _compare, _lines, _rank, look_ahead, plan
 from train.planning.memory_estimate import MemoryTraces
 
 BATCH = 64
@@ -106,8 +107,9 @@ def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
         lambda self, hardware: lambda trial: {**real(self, hardware)(trial), **twenty},
     )
     assert _compare(config, data, ("t4", "rtx3090"), as_json=False) == 0
-    head, large, small, _, told = capsys.readouterr().out.splitlines()
+    head, large, small, _, legend, told = capsys.readouterr().out.splitlines()
     assert head.split()[0] == "GPU" and large.endswith("  yes") and told.startswith("Sorted by time, ")
+    assert legend.startswith("batch: samples at a time x micro-batches")
     assert small.startswith("t4") and small.endswith("no: MORE than there is")
 
 
@@ -129,8 +131,25 @@ def test_machines_are_sorted_by_money_where_there_is_a_price(capsys: pytest.Capt
     assert found["t4"]["step_bound"] == "launching kernels"
     assert _compare(config, data, ("t4", "h100-80g"), as_json=False, price="list") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(
-        line.startswith("Money: US dollars, list price of ") and line.endswith("for t4") for line in lines
+    assert any(line.startswith("Money: list price of ") and line.endswith(": t4") for line in lines)
+    assert " US dollars  yes" in lines[1]
+
+
+def test_machines_whose_time_or_money_is_not_known_come_last() -> None:
+    known = outlook("h100-80g", BATCH)
+    timeless = dataclasses.replace(known, cost=dataclasses.replace(known.cost, seconds=None, steps=None))
+    assert _rank(known, "") < _rank(timeless, "") < _rank(PlanError("does not fit"), "")
+    priced = dataclasses.replace(known, cost=dataclasses.replace(known.cost, money=(9.0, 9.0)))
+    assert _rank(priced, "list") < _rank(known, "list") < _rank(timeless, "list")
+
+
+def test_the_choice_of_a_strategy_and_the_headline_have_the_same_time() -> None:
+    """Both count kernel launches, by which small models are bound."""
+    found = outlook("h100-80gx2", 8)
+    assert found.step_time is not None and found.step_time.bound == "launching kernels"
+    first = found.strategies[0]
+    assert first.layout.strategy == "ddp" and first.seconds == pytest.approx(
+        (found.step_time.fastest_seconds, found.step_time.slowest_seconds)
     )
 
 
