@@ -32,7 +32,7 @@ from lib.runs.sinks import check_packages, open_sinks
 from train import loop
 from train.build import make_job
 from train.job import Job, Progress, checkpoint_format
-from train.planning.memory_estimate import refuse
+from train.planning.refusals import refuse
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
 from train.signals import Rescaled, Stopped, ended_once

@@ -116,7 +116,9 @@ def test_what_is_no_seed_or_probability_writes_nothing(
 ):
     monkeypatch.setenv(variable, text)
     status, out, err = kconf("randconfig")
-    assert (status, out, err) == (2, [], [f"error: {variable}={text} {message}"])
+    given = f"{variable}={text}"
+    shown = given if len(given) < 100 else f"{given[:60]}...({len(given)} characters)"
+    assert (status, out, err) == (2, [], [f"error: {shown} {message}"])
     assert not (kconf_project / ".config").exists()
 
 
