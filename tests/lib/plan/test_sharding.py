@@ -175,3 +175,11 @@ def test_the_moment_of_the_peak_is_another_where_some_memory_is_in_parts() -> No
     trace = Trace(events, {gradients: "gradients", activations: "activations"})
     assert trace.at_peak() == {"gradients": 100} and trace.peak_bytes == 100
     assert trace.at_peak({"gradients": 0.25}) == {"activations": 80}
+
+
+def test_nodes_of_few_devices_have_slow_links_and_groups_of_their_size() -> None:
+    assert [group_of(8, per_node=4), group_of(16, per_node=4), group_of(6, per_node=4)] == [4, 4, None]
+    assert group_of(8) == 4 and group_of(16) == 8
+    gpu, copies = gpu_of("h100-80g"), layout("ddp", 8)
+    one, two = (traffic_seconds(SMALL, copies, gpu, accumulation=1, per_node=each) for each in (8, 4))
+    assert two > one == traffic_seconds(SMALL, copies, gpu, accumulation=1)

@@ -204,6 +204,25 @@ def test_one_model_at_a_time_is_the_last_resort_and_not_for_fp16() -> None:
     assert Plan.from_json(stored).branch_devices == (1, 1), "of a version that had pairs only"
 
 
+def test_models_in_main_memory_have_to_fit_there() -> None:
+    """Those of all processes of a node; a machine that is named only has an unknown amount."""
+    named = parse_gpu("a100-40gx4")
+    config = config_of(dist_strategy="sequential")
+    needed = 4 * sum(branch.weight_bytes("bf16") for branch in FACTS.branches or ())
+
+    def on(free_bytes: int | None, per_node: int = 0) -> str:
+        hardware = dataclasses.replace(named, host_free_bytes=free_bytes, per_node=per_node)
+        return plan(config, hardware, FACTS, predict=needs(10)).reasons["shard"]
+
+    assert on(None).endswith("NOTE: not checked on a named machine")
+    assert on(needed).endswith("which are free")
+    with pytest.raises(
+        PlanError, match="not possible: .* of main memory, and .* are free"
+    ):
+        on(needed - 1)
+    assert on(needed // 2, per_node=2).endswith("which are free"), "two nodes of two devices"
+
+
 def test_models_without_frozen_ones_are_not_offered_it() -> None:
     found = compare_strategies(
         config_of(),

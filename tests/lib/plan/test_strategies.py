@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from lib.plan.gpus import gpu_of, parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import SHORT_SECONDS, StepWork, estimate_step_time
 from lib.plan.sharding import Units, shares
+from lib.plan.show import show
 from lib.plan.strategies import TIE, format_strategies
 from lib.plan.types import ModelFacts, Plan, Weight
 from tests.support.configs import load_hardware, make_config, make_facts
@@ -144,6 +146,8 @@ def test_what_is_asked_for_is_done_or_refused() -> None:
         decide("a100-40gx2", 0.5e9, dist_strategy="hsdp")
     alone = decide("a100-40g", 0.5e9, dist_strategy="fsdp")
     assert alone.strategy == "single" and "has no effect" in alone.reasons["strategy"]
+    show(alone, compact := io.StringIO(), compact=True)
+    assert "it has all weights, gradients and optimizer state" in " ".join(compact.getvalue().split())
 
 
 OBSTACLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

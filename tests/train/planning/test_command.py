@@ -15,7 +15,7 @@ from lib.plan import roofline
 from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
 from tests.support.training import random_data, small_config
-from train.planning.command import Outlook, _compare, _lines, _rank, look_ahead, plan
+from train.planning.command import Outlook, _compare, _lines, _on_all_nodes, _rank, look_ahead, plan
 from train.planning.memory_estimate import MemoryTraces
 
 BATCH = 64
@@ -181,3 +181,12 @@ def test_what_training_refuses_is_not_planned(shipped: str, option: str, gpu: st
     )
     with pytest.raises(ConfigError, match=message):
         plan(requested, root=ROOT, gpu=gpu, as_json=True)
+
+
+def test_several_nodes_are_planned_as_they_train() -> None:
+    """As after the rendezvous of the least number of nodes."""
+    config = small_config(dist_nnodes="2:3", num_devices=0)
+    config = config.replace(launch=dataclasses.replace(config.launch, dist_endpoint="here:29500"))
+    asked, joined = _on_all_nodes(config, parse_gpu("h100-80gx4"))
+    assert len(joined.devices) == asked.num_devices == 8 and joined.per_node == 4 and joined.of_all_nodes
+    assert _on_all_nodes(small_config(), joined) == (small_config(), joined), "one node stays as it is"
