@@ -216,9 +216,7 @@ def test_models_in_main_memory_have_to_fit_there() -> None:
 
     assert on(None).endswith("NOTE: not checked on a named machine")
     assert on(needed).endswith("which are free")
-    with pytest.raises(
-        PlanError, match="not possible: .* of main memory, and .* are free"
-    ):
+    with pytest.raises(PlanError, match=r"not possible: .* of main memory, and .* are free"):
         on(needed - 1)
     assert on(needed // 2, per_node=2).endswith("which are free"), "two nodes of two devices"
 
