@@ -199,8 +199,7 @@ new-model new-task new-data: ready
 clean: always
 	$(quiet)rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	$(quiet)find lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
-idle: always
-	$(quiet)scripts/idle.sh $(call quote,$(RUN_FOLDER)) $(call quote,$(PY)) $(call quote,$(PYTHON))
+idle: always; $(quiet)scripts/idle.sh $(call quote,$(RUN_FOLDER)) $(call quote,$(PY)) $(call quote,$(PYTHON))
 # Only remove a virtual environment that this Makefile created.
 mrproper: idle clean
 	$(quiet)rm -f $(call quote,$(KCONFIG_CONFIG)) $(call quote,$(KCONFIG_CONFIG).old)
@@ -208,8 +207,7 @@ mrproper: idle clean
 	$(quiet)if [ -e $(call quote,$(VENV)/.created) ] || [ -e $(call quote,$(VENV)/.creating) ]; then rm -rf $(call quote,$(VENV)); fi
 distclean: mrproper
 	$(quiet)rm -rf $(if $(O),$(call quote,$(O)/runs),runs build)
-data-clean: idle
-	$(quiet)rm -rf data
+data-clean: idle; $(quiet)rm -rf data
 printvars: always
 	@PYTHON=$(call quote,$(PYTHON)) VENV=$(call quote,$(VENV)) awk -v mode=printvars -f scripts/targets.awk scripts/targets
 # It runs before there is an environment.

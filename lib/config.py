@@ -213,7 +213,9 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             "CONFIG_NESTEROV=y needs a momentum above 0, and CONFIG_MOMENTUM is 0",
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
-    task = str(values["TASK"] or "") or task_of(model)
+    task = task_of(model)
+    if task == "classify":  # what a model that predicts rows says, whose task can be chosen
+        task = str(values["TASK"] or task)
     options = {
         "model_options": MODELS.own(model, values),
         "data_options": DATASETS.own(str(values["DATASET"]), values),

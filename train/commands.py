@@ -6,13 +6,13 @@ What a run on one device with local files does not use is imported where an opti
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lib import kconf
 from lib.config import Config, config_from_values
@@ -28,16 +28,18 @@ from lib.runs import checkpoint
 from lib.runs.console import Console
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, trains
-from lib.runs.sinks import check_packages, open_sinks
 from train import loop
 from train.build import make_job
 from train.job import Job, Progress, checkpoint_format
-from train.planning.refusals import refuse
+from train.planning.memory_estimate import refuse
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
 from train.signals import Rescaled, Stopped, ended_once
 from train.summary import log_speed, log_summary, next_commands, report_memory, resume_command
 from train.training_data import TrainingData, evaluation_part, open_to_train, open_training_data
+
+if TYPE_CHECKING:
+    from lib.runs.sinks import Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,10 @@ def _plan_and_train(
         from lib.distributed.rendezvous import rendezvous_of
 
         rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
-    check_packages(config)
+    if _has_sinks(config):
+        from lib.runs.sinks import check_packages
+
+        check_packages(config)
     if (upload := _upload(config)) is not None:
         upload.check_storage(config)
     if rendezvous is not None:
@@ -262,7 +267,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         Console(run.log, memory_bytes=lambda: backend.peak_memory_bytes() or resident_bytes("VmHWM")),
         started=planned.request.started,
         keep_last=config.checkpoints.keep_last,
-        open_sinks=partial(open_sinks, config, run),
+        open_sinks=partial(_open_sinks, config, run),
         copier=None if upload is None else upload.Copier(run, config),
         utilization=backend.utilization,
         peak_memory=training_peak(backend),
@@ -341,6 +346,18 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
     summary = partial(log_summary, job, planned.data.dataset, root=planned.request.root)
     record.finish(progress.step, seconds=progress.seconds, result=result, part=part, reports=(speed, summary))
     return 0
+
+
+def _has_sinks(config: Config) -> bool:
+    return config.sinks.sink_tensorboard or config.sinks.sink_wandb or config.sinks.sink_trackio
+
+
+def _open_sinks(config: Config, run: RunDir) -> Sequence[Sink]:
+    if not _has_sinks(config):
+        return ()
+    from lib.runs.sinks import open_sinks
+
+    return open_sinks(config, run)
 
 
 def _choose_checkpoint_format(job: Job) -> None:

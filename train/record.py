@@ -18,10 +18,10 @@ from lib.runs.checkpoint import Writer
 from lib.runs.console import Console
 from lib.runs.directory import RunDir
 from lib.runs.metrics import SHARES, MetricsWriter, Scalar
-from lib.runs.sinks import Sink, Sinks
 from train.signals import Stopped, StopRequest
 
 if TYPE_CHECKING:
+    from lib.runs.sinks import Sink, Sinks
     from train.upload import Copier
 
 Result: TypeAlias = Mapping[str, float]
@@ -113,8 +113,11 @@ class RunRecord(Record):
         metrics.truncate_after(self.run.metrics, step)
         self._metrics = MetricsWriter(self.run.metrics)
         self._next_flush = time.monotonic() + _FLUSH_SECONDS
-        self._sinks = Sinks(self.run.metrics, self._open_sinks())
-        self._sinks.catch_up()
+        if sinks := self._open_sinks():
+            from lib.runs.sinks import Sinks  # most runs have none
+
+            self._sinks = Sinks(self.run.metrics, sinks)
+            self._sinks.catch_up()
         self.console.start(total_steps, description=self.run.model)
         self._began = time.monotonic()
 
@@ -173,9 +176,9 @@ class RunRecord(Record):
 
     def flush(self) -> None:
         """Write out all rows, and send them to the sinks."""
-        assert self._sinks is not None, "begin comes first"
         self._flush_metrics()
-        self._sinks.catch_up()
+        if self._sinks is not None:
+            self._sinks.catch_up()
 
     def _flush_metrics(self) -> None:
         assert self._metrics is not None, "begin comes first"

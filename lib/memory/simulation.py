@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lib.memory.cuda_attention import attention_on_cuda
 from lib.plan.types import Kind
 
 # Operators by their treatment under autocast on CUDA, where it differs from the CPU's.
@@ -94,7 +93,8 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
     if kind not in ("cuda", "rocm"):
         yield
         return
-    from lib.memory.recurrent import RECURRENT  # only where it is used
+    from lib.memory.cuda_attention import attention_on_cuda  # both only where they are used
+    from lib.memory.recurrent import RECURRENT
 
     # Not by a mode of torch: modes are off in a backward pass, where activations are recomputed.
     kernels = replaced(F, scaled_dot_product_attention=attention_on_cuda, dropout=_dropout_on_cuda)

@@ -128,6 +128,9 @@ MADE_BY_USE = (
 PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
 # Variables of other Kconfig tools, of which docs/configuration.md says how it is here.
 OF_OTHER_TOOLS = {
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
     "CUDA_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",

@@ -72,8 +72,8 @@ def test_a_symbol_belongs_to_the_folder_whose_kconfig_defines_it(table: Path) ->
     task.parent.mkdir(parents=True)
     task.touch()
     assert plugins.task_of("table") == "classify"
-    (table / "model.py").write_text('TASK = "regress"\n')
-    with pytest.raises(ConfigError, match=r"^models/table/model.py: .*'regress'; there are classify$"):
+    (table / "model.py").write_text('TASK = "regres"\n')
+    with pytest.raises(ConfigError, match=r"^models/table/model.py: .*'regres'; there are classify$"):
         plugins.task_of("table")
 
 

@@ -54,7 +54,7 @@ def test_a_trace_of_a_cpu() -> None:
     assert found.counts == {".item()": 1}
     assert found.operations[:2] == [("aten::addmm", 45.0, 1), ("aten::index_select", 40.0, 1)]
     lines = [*found.lines()]
-    assert lines[0].startswith("2 steps, 0.10 ms each")
+    assert lines[0].startswith("2 steps, 100 us each")
     assert "  15.0%  of it the loop waits for data" in lines and any(".item() 0.5" in one for one in lines)
 
 

@@ -27,8 +27,7 @@ from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
 from lib.tiers import with_tier
 from lib.units import bytes_text
-from train.planning.memory_estimate import MemoryTraces
-from train.planning.refusals import refuse
+from train.planning.memory_estimate import MemoryTraces, refuse
 from train.record import log
 from train.training_data import TrainingData, open_to_train
 

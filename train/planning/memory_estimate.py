@@ -17,16 +17,18 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lib.config import Config
 from lib.devices.base import SimulatedBackend
 from lib.devices.host import expandable_segments
+from lib.devices.probe import probe
 from lib.hyperparams import apply_hyperparams
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, LAUNCHES, MemoryEstimator, Parts, RefusedBatchError, StepSettings
+from lib.plan.placement import place
 from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan, least_effective_batch
 from train import loop
-from train.build import make_job, placement_of
-from train.job import Job, Progress, evaluation_sums
+from train.build import check_run, make_job, placement_of
+from train.job import Job, Progress, evaluation_sums, warm_up_text
 from train.record import Record
 from train.tasks.base import Forward, HoldsWeights, Sums, Task, to_measure
 from train.training_data import TrainingData
@@ -64,9 +66,8 @@ class MemoryTrace:
 class MemoryTraces:
     """Cached traces of training `config` on `data`, one per execution mode and micro-batch.
 
-    Storages are affine in the micro-batch wherever the step is the same: between two traced sizes, and a
-    little beyond, the line through both is believed once it gave a third trace exactly. Else each size is
-    traced.
+    Storages are affine in the micro-batch wherever the step is the same: between two traced sizes, and a bit
+    beyond, the line through both is believed once it gave a third trace exactly. Else each is traced.
     """
 
     def __init__(self, config: Config, data: TrainingData) -> None:
@@ -184,6 +185,20 @@ def predicted_plan(config: Config, data: TrainingData, hardware: Hardware) -> tu
         config = config.replace(auto_method="predict")
     predict = MemoryTraces(config, data).predictor(hardware)
     return apply_hyperparams(config, False, hardware=hardware, facts=data.facts, predict=predict), predict
+
+
+def refuse(config: Config, data: TrainingData | None) -> None:
+    """Raise what the plan of one node refuses by the metadata of `data`, or (None) by the options alone."""
+    if config.dist_nnodes != "1" or config.launch.dist_endpoint:
+        return  # check_node
+    hardware = probe(config.device)
+    if data is not None:
+        check_run(config, predicted_plan(config, data, hardware)[0], data)
+    elif place(config, hardware).world.value == 1:
+        requested = config.replace(auto_method="predict") if config.auto_method == "probe" else config
+        plan = apply_hyperparams(requested, False, hardware=hardware, predict=lambda _: {})  # whatever fits
+        if config.budget != "epochs":
+            warm_up_text(config, train_size=1, effective_batch=plan.effective_batch)
 
 
 def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Hardware) -> MemoryTrace:

@@ -27,7 +27,7 @@ from tests.support.tokens import small_lm_config
 from tests.support.training import small_config
 from train import commands, profiling
 from train.planning import autotune, memory_estimate
-from train.planning.refusals import refuse
+from train.planning.memory_estimate import refuse
 from train.preflight import command as preflight
 from train.training_data import (
     TrainingData,

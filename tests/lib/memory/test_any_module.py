@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-import subprocess
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import lib.memory
 from lib.errors import ConfigError
 from lib.memory import Report, any_module, estimate, fits, largest_batch
 from lib.memory.live import LiveBytes, Trace
@@ -396,26 +393,3 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     assert largest_batch(model, (1, 2**20), gpu="rtx3090:1Gi") == 0
     masked = largest_batch(nn.Linear(8, 1), [(5, 8)], gpu=gpu, limit=3, loss=lambda y: y[:3].sum() * len(y))
     assert masked == 3
-
-
-@pytest.mark.slow
-def test_the_room_imports_nothing_until_it_is_used() -> None:
-    program = (
-        "import sys, lib.memory; assert 'torch' not in sys.modules; lib.memory.estimate; sys.modules['torch']"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        lib.memory.nothing  # noqa: B018
-
-
-def page_examples() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs/memory-any-module.md").read_text(), re.S)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(5))
-def test_the_examples_of_the_page_run(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    examples = [text for text in page_examples() if "transformers" not in text and "timm" not in text]
-    assert len(examples) == 5
-    exec(examples[number], {"__name__": "example"})
-    assert capsys.readouterr().out

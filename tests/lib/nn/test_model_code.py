@@ -84,7 +84,7 @@ def planned(config: Config) -> Plan:
     [
         (TASK, "", "models/net/model.py does not define TASK"),
         ("def build(", "def built(", "models/net/model.py does not define build"),
-        (TASK, 'TASK = "regress"', f"py: there is no task 'regress'; there are {', '.join(TASKS.names())}"),
+        (TASK, 'TASK = "regres"', f"py: there is no task 'regres'; there are {', '.join(TASKS.names())}"),
         (TASK, "TASK = [3]", r"there is no task \[3\]"),
         *(
             (TASK, f'TASK = "{name}"', f'TASK = "{name}" does not train on random: it needs {words}')

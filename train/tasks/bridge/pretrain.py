@@ -151,7 +151,7 @@ def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
     """Return the fixed training configuration, which depends on the run only through FROZEN_STEPS."""
     steps = _steps(config)
     return config.replace(
-        model="gpt2", model_options=options, task_options={}, **RECIPE,
+        model="gpt2", task="lm", model_options=options, task_options={}, **RECIPE,
         max_steps=steps, eval_interval_steps=steps,
     )  # fmt: skip
 
