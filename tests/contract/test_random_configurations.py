@@ -24,7 +24,7 @@ from tests.support.configs import load_hardware
 from tests.support.examples import merged, told_of
 
 ROOT = Path(__file__).resolve().parents[2]
-MANY = [250, pytest.param(1000, marks=pytest.mark.long)]
+MANY = [120, pytest.param(1000, marks=pytest.mark.long)]
 MOST = 10_000
 MACHINES = ("h100-80g-70g-free-x4", "rtx3090", "cpu-8g")
 PARTS, PART = 4, 5  # of the sample that trains; the workers of the tests share them
@@ -135,7 +135,7 @@ def test_random_configurations_lose_nothing_and_plan_or_say_why(trees: tuple[Any
     assert prompted - reached == set()
     assert len(texts) > 0.99 * many
     # Devices are drawn too: about a quarter ask for one that a machine has not.
-    assert all(count > 0.1 * many for count in plans.values()), plans
+    assert all(count > 0.03 * many for count in plans.values()), plans
 
 
 def small(tree: Any, file: Path) -> dict[str, str]:

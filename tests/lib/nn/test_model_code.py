@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,10 +58,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def write(old: str = "", new: str = "", **changes: Any) -> Config:
         text = fill(TEMPLATES / "model" / "classify" / "model.py", {"name": "net", "task": "classify"})
         assert old in text
-        (folder / "model.py").write_text(text.replace(old, new))
+        (folder / "model.py").write_text(text := text.replace(old, new))
         for module in [name for name in sys.modules if name.startswith("models.net")]:
             del sys.modules[module]
         options: dict[str, Any] = {"model": "net", "model_options": {"width": 4}, "norm_batch": None}
+        options["task"] = (re.findall(r'^TASK = "(\w+)"', text, re.MULTILINE) or [""])[0]
         return plain.replace(**options | changes)
 
     yield write
