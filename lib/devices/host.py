@@ -60,7 +60,11 @@ def set_up_allocator() -> None:
 
     Only on Linux and not for ROCm: elsewhere torch has no expandable segments, or has them since ROCm 7 only.
     """
-    if platform.system() == "Linux" and "rocm" not in metadata.version("torch"):
+    try:
+        build = metadata.version("torch")
+    except metadata.PackageNotFoundError:  # the import of torch says more
+        return
+    if platform.system() == "Linux" and "rocm" not in build:
         name, _, value = allocator_setting().partition("=")
         os.environ[name] = value
 

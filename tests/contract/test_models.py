@@ -223,6 +223,8 @@ def test_kconfig_says_what_the_model_is(name: str, kconfig: kconfiglib.Kconfig) 
     assert (symbols["MODEL_DATA_TEXT"].str_value == "y") == isinstance(spec_of(case), TextSpec)
     names_matrices = isinstance(tiny(name)[0], HasHiddenMatrices)
     assert (symbols["MODEL_HAS_HIDDEN_MATRICES"].str_value == "y") == names_matrices
+    if symbols["MODEL_PREDICTS_ROWS"].str_value == "y":
+        assert load_model(name).TASK == "classify", "another TASK would overrule the choice"
     convolutional = any(isinstance(module, nn.Conv2d) for module in tiny(name)[0].modules())
     assert (symbols["MODEL_HAS_CONV"].str_value == "y") == convolutional
 

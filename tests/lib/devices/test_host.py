@@ -224,3 +224,14 @@ def test_every_training_process_sets_up_its_allocator_before_it_imports_torch() 
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "expandable_segments:True\n", done.stderr
+
+
+def test_without_torch_the_allocator_is_left_to_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise host.metadata.PackageNotFoundError(name)
+
+    for name in host.ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(host.metadata, "version", missing)
+    host.set_up_allocator()
+    assert not {*host.ALLOCATOR_VARIABLES} & {*os.environ}
