@@ -26,6 +26,7 @@ from lib.kconf import Resolved
 from lib.plan.fitting import step_settings
 from lib.plan.types import fixed_plan
 from lib.runs.directory import RunDir
+from lib.runs.sinks import check_packages
 from lib.tiers import with_tier
 from scripts import cluster
 from tests.contract.options import ROOT
@@ -209,7 +210,7 @@ def files(place: DataLocation, config: Config) -> Outcome:
         emptied(folder)
     requested, told = place.request(config), list[Any]()
     with services(told), silence():
-        commands.check_packages(config)
+        check_packages(config)
         upload.check_storage(config)
         training_data = place.data(config)
         plan, hardware = plan_here(place, config, training_data)

@@ -24,7 +24,7 @@ PICTURES = [
     ("make eval", "", "accuracy "),
     ("make eval BEST=1", "", "accuracy "),
     ("make plan", "", "effective batch"),
-    ("make plan GPU=h100-80gx4", "", "estimate: "),
+    ("make plan GPU=h100-80gx4", "", "(estimate)"),
     ("make train", SHORT, "Done: "),
     ("make preflight", SHORT, "averages of 2 ranks"),
     ("make train CONFIG_SEED=7", SHORT, "Done: "),
