@@ -10,7 +10,7 @@ from lib.errors import ConfigError, run_main
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
 from lib.reports.page import Section, as_text, charts, section, table, write_page
-from lib.reports.run_report import stored_findings, text_of
+from lib.reports.run_report import text_of
 from lib.reports.series import LINES, read_series
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.index import read_row, read_runs, select, stored
@@ -96,10 +96,10 @@ def curves(runs: Sequence[RunDir], names: Sequence[str]) -> Section:
     names: of the runs in legends. Raises ToolkitError for a damaged run.
     """
     notes = ["Evaluations first. Smoothing is over the points that the page holds."]
-    flop = [(stored_findings(run) or {}).get("flop_per_sample") for run in runs]
+    flop = [stored(run, "data", lambda data: data.get("flop_per_sample")) for run in runs]
     unknown = ", ".join(name for name, each in zip(names, flop, strict=True) if each is None)
     if unknown:
-        notes.append(f"There is no axis of compute: make report has not counted the operations of {unknown}.")
+        notes.append(f"There is no axis of compute: the operations of {unknown} are not recorded.")
     axes = _AXES if unknown else {**_AXES, "flop": "floating-point operations, forward and backward"}
     lines = []
     for number, (run, name, each) in enumerate(zip(runs, names, flop, strict=True)):

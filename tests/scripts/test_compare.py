@@ -10,11 +10,10 @@ import pytest
 from lib.errors import ConfigError, ToolkitError
 from lib.plan.types import fixed_plan
 from lib.reports.page import render
-from lib.reports.run_report import store_findings
 from lib.runs.directory import RunDir
 from scripts import compare
 from scripts.compare import MOST_RUNS
-from tests.support.reported import all_findings, reported_run, write_rows
+from tests.support.reported import reported_run, write_rows
 
 NAMES = ("one", "two")
 
@@ -113,10 +112,10 @@ def test_curves_have_a_line_for_each_run_and_evaluations_come_first(runs: list[R
 
 
 def test_compute_is_an_axis_where_it_is_known_of_all(runs: list[RunDir]) -> None:
-    store_findings(runs[0], all_findings())
+    runs[0].write("data", {"name": "digits", "flop_per_sample": 2e9})
     _, notes, charts = compare.curves(runs, NAMES)
     assert "flop" not in charts[0]["axes"] and "operations of two" in notes[1]
-    store_findings(runs[1], all_findings(flop_per_sample=1e9))
+    runs[1].write("data", {"name": "digits", "flop_per_sample": 1e9})
     _, notes, charts = compare.curves(runs, NAMES)
     assert list(charts[0]["axes"]) == ["step", "samples", "seconds", "flop"] and len(notes) == 1
     assert [line["factors"]["flop"] for line in charts[0]["lines"]] == [64 * 2e9, 64 * 1e9]
