@@ -186,7 +186,7 @@ def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series]) -> Sec
         return section("Throughput", "No throughput is recorded yet.")
     rate = statistics.median(rates[0][len(rates[0]) // 2 :])
     seconds = seconds_text(plan.effective_batch / rate) if rate else "unknown"
-    rows = [("samples per second", f"{rate:.4g}"), ("time of an optimizer step", seconds)]
+    rows = [("samples per second", metrics.format_value("", rate)), ("time of an optimizer step", seconds)]
     speed = [row for row in metrics.tail(run.metrics) if row.get("kind") == "speed"][-1:]
     rows += [
         (f"whole run: {name.replace('_', ' ')}", metrics.format_value(name, value))
