@@ -43,7 +43,6 @@ from train.record import log
 from train.training_data import TrainingData, describe_training_data
 
 UNBOUNDED = 10**6  # columns if the output is no terminal
-_ANY_ENDPOINT = "any:1"  # of nodes that no run meets at
 XLA_MEMORY = (
     "memory counts tensors of eager execution: what XLA fuses, pads and keeps was not measured, and a fifth "
     "of the memory is left free for it"
@@ -101,11 +100,8 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
     report = (lambda _: None) if as_json else log
     resolved = _at_tier(requested, names, root=root, log=report)
     config = config_from_values(resolved.values)
-    # A job file of a named machine finds the endpoint; such a machine may have files that this one lacks.
-    rendezvous_of(
-        nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint, default=_ANY_ENDPOINT * bool(names)
-    )
-    if not names:
+    if not names:  # a job finds the endpoint of named machines, which may have files that this one lacks
+        rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
         check_file(config, root)
     data = describe_training_data(config, root=root, log=report)
     if len(names) > 1:
@@ -194,7 +190,7 @@ def look_ahead(
 def _on_all_nodes(config: Config, hardware: Hardware) -> tuple[Config, Hardware]:
     """Return both as `train.multi_node` has them after the rendezvous of the least number of nodes."""
     endpoint = config.launch.dist_endpoint
-    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=endpoint, default=_ANY_ENDPOINT)
+    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=endpoint, default="any:1")
     if rendezvous is None:
         return config, hardware
     nodes, each = rendezvous.min_nodes, place(config, hardware).world.value
