@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 
 from lib.errors import ConfigError, run_main
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
 from lib.reports.page import Section, as_text, charts, section, table, write_page
-from lib.reports.run_report import text_of
+from lib.reports.run_report import option
 from lib.reports.series import LINES, read_series
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.index import read_row, read_runs, select, stored
@@ -68,7 +69,7 @@ def selected(folder: Path, names: str, where: str) -> Sequence[RunDir]:
 def differences(runs: Sequence[RunDir], names: Sequence[str]) -> list[Section]:
     """Return the options and the decisions that differ. Raises ToolkitError for a damaged run."""
     values = [run.read_json("values").items() for run in runs]
-    options = [{f"CONFIG_{name}": text_of(value) for name, value in each} for each in values]
+    options = [dict(starmap(option, each)) for each in values]
     decisions = [
         {name: value for name, value, _ in named_decisions(stored(run, "plan", Plan.from_json))}
         for run in runs

@@ -30,7 +30,7 @@ from lib.runs import metrics
 from lib.runs.directory import RunDir
 from lib.runs.index import facts_of, stored
 from lib.runs.metrics import higher_is_better
-from lib.units import bytes_text, seconds_text
+from lib.units import bytes_text, seconds_text, value_text
 
 Findings: TypeAlias = Mapping[str, Any]
 
@@ -111,24 +111,21 @@ def facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the names and values of what is known of a machine or its data, in words."""
     found = []
     for path, value in facts_of(content):
-        name, size = path.replace("_", " "), path.replace("_", " ").removesuffix(" bytes")
-        texts = [_word(one, is_size=name != size) for one in (value if isinstance(value, list) else [value])]
+        texts = (_fact(path, one) for one in (value if isinstance(value, list) else [value]))
         if text := ", ".join(filter(None, texts)):
-            found.append((size, text))
+            found.append((path.removesuffix("_bytes").replace("_", " "), text))
     return found
 
 
-def _word(value: object, *, is_size: bool) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if is_size and isinstance(value, int):
+def _fact(path: str, value: object) -> str:
+    if path.endswith("_bytes") and isinstance(value, int):
         return bytes_text(value)
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else value_text(value, "")
 
 
-def text_of(value: object) -> str:
-    """Return the value of an option as a report shows it; a dash where it has none."""
-    return "-" if value is None else {True: "y", False: "n"}[value] if isinstance(value, bool) else str(value)
+def option(name: str, value: object) -> tuple[str, str]:
+    """Return an option as a report names it, and its value; a dash where it has none."""
+    return f"CONFIG_{name}", value_text(value, words="ny")
 
 
 def _result(run: RunDir, series: Sequence[Series], findings: Findings) -> Section:
@@ -201,7 +198,7 @@ def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series]) -> Sec
 def _configuration(run: RunDir) -> Section:
     origins, head = _read(run, "origins"), ("option", "value", "origin")
     values = _read(run, "values").items()
-    rows = [(f"CONFIG_{name}", text_of(value), str(origins.get(name, "unknown"))) for name, value in values]
+    rows = [(*option(*each), str(origins.get(each[0], "unknown"))) for each in values]
     return section(
         "Configuration",
         table("Requested", head, [row for row in rows if is_given(row[2])]),

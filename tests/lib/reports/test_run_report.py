@@ -152,12 +152,14 @@ def test_damaged_findings_are_made_again(tmp_path: Path, change: dict[str, Any])
 
 def test_facts_are_words_and_only_those_that_are_known() -> None:
     content = {"free_bytes": 70 * 10**9, "dirty": True, "capability": None, "names": ["a", "b"], "count": 1}
-    content |= {"mean": [1 / 3, 2.0], "values": [], "unit": "", "columns": [{"name": "size", "std": 2 / 3}]}
+    content |= {"odd_bytes": "x", "mean": [1 / 3, 2.0], "values": [], "unit": ""}
+    content |= {"columns": [{"name": "size", "std": 2 / 3}]}
     assert facts(content) == [
         ("free", "70.00 GB"),
         ("dirty", "yes"),
         ("names", "a, b"),
         ("count", "1"),
+        ("odd", "x"),
         ("mean", "0.333333, 2"),
         ("columns 0 name", "size"),
         ("columns 0 std", "0.666667"),
