@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from itertools import starmap
 from pathlib import Path
@@ -31,7 +32,7 @@ def main() -> int:
     parser.add_argument("names", metavar="RUNS", nargs="?", default="", help="runs, separated by spaces")
     options = parser.parse_args()
     runs = selected(options.runs, options.names, options.where)
-    rows = [read_row(run, f"{run.model}/{run.name}") for run in runs]
+    rows = [read_row(run, os.path.relpath(run.path, options.runs)) for run in runs]
     of_one_model = len({run.model for run in runs}) == 1
     names = [run.name for run in runs] if of_one_model else [row.run for row in rows]
     different = differences(runs, names)

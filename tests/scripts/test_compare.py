@@ -11,6 +11,7 @@ from lib.errors import ConfigError, ToolkitError
 from lib.plan.types import fixed_plan
 from lib.reports.page import render
 from lib.runs.directory import RunDir
+from lib.runs.index import read_runs
 from scripts import compare
 from scripts.compare import MOST_RUNS
 from tests.support.reported import reported_run, write_rows
@@ -44,6 +45,17 @@ def test_runs_by_a_condition(
     page = (tmp_path / "out" / "page.html").read_text()
     assert [run.name in page for run in runs] == [False, True, True]
     assert str(tmp_path / "out" / "page.html") in capsys.readouterr().out
+
+
+def test_runs_of_a_sweep_have_names_that_runs_and_report_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [reported_run(tmp_path / "sweeps" / "mine" / str(number), number) for number in (1, 2)]
+    call(monkeypatch, tmp_path, "--where", "run=sweeps/mine/*")
+    printed = capsys.readouterr().out
+    for run in runs:
+        name = str(run.path.relative_to(tmp_path))
+        assert f" {name}\n" in printed and name in [row.run for row in read_runs(tmp_path)]
 
 
 def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
