@@ -156,7 +156,9 @@ def meant(name: object, known: Any, *, listed: str = "") -> str:
     """Return advice for a `name` that is none of `known`. listed: where they are, if too many to name."""
     import difflib  # only after an error: the import is slow
 
-    close = " or ".join(difflib.get_close_matches(str(name), known, n=3 if listed else 1))
+    most = 3 if listed else 1
+    begun = [one for one in known if one.startswith(str(name))][:most]  # acc for accuracy
+    close = " or ".join(difflib.get_close_matches(str(name), known, n=most) or begun)
     if listed:
         return f"did you mean {close}? {listed}" if close else listed
     return f"did you mean {close}?" if close else f"there are {', '.join(sorted(known))}"

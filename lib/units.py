@@ -24,6 +24,11 @@ def seconds_text(*seconds: float) -> str:
     return f"{text} {name}{'s' if unit >= 60 and text != '1' else ''}"
 
 
+def value_text(value: object, unknown: str = "-", *, words: Sequence[str] = ("no", "yes")) -> str:
+    """Format a value: `unknown` for None, one of two `words` for a truth value."""
+    return unknown if value is None else words[value] if isinstance(value, bool) else str(value)
+
+
 def whole_number(text: str, variable: str, *, least: int = 1) -> int:
     """Parse a variable of make. Raises ConfigError for anything but a whole number from `least`."""
     if not (text.isascii() and text.isdecimal() and int(text) >= least):

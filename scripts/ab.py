@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from lib import kconf
 from lib.config import config_from_values
@@ -13,25 +11,19 @@ from lib.errors import ConfigError, run_main
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
 from lib.sweeps.paired_comparison import Comparison, parse_looks
 from lib.sweeps.runner import Run, compose_text
-from lib.units import whole_number
-from scripts.sweep import ROOT, log
+from scripts.sweep import ROOT, log, study_parser
 
 
 def main() -> int:
     """Train the pairs of the command line up to each look, and print the verdict."""
-    parser = argparse.ArgumentParser(prog="ab", description=__doc__)
+    parser = study_parser("ab", __doc__)
     parser.add_argument("--a", required=True, help="NAME+FRAGMENT+...: the configuration to compare with")
     parser.add_argument("--b", required=True, help="NAME+FRAGMENT+...: the configuration that may be better")
-    looks, number = partial(parse_looks, variable="SEEDS"), partial(whole_number, variable="FIRST_SEED")
+    looks = partial(parse_looks, variable="SEEDS")
     parser.add_argument("--seeds", type=looks, default=[5], help="numbers of pairs to judge after: 3 5 8")
-    parser.add_argument("--first-seed", type=number, default=1, help="seed of the first pair")
     parser.add_argument("--metric", default="", help="result to compare; default: accuracy, or else loss")
-    jobs = partial(whole_number, variable="JOBS")
-    parser.add_argument("--jobs", type=jobs, help="runs at a time; default: as many as fit")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of all runs")
-    parser.add_argument("--out", type=Path, help="folder of the new runs; default: RUNS/ab")
     options = parser.parse_args()
-    out, first = (options.out or options.runs / "ab").absolute(), options.first_seed
+    out, first = (options.out or options.runs / "ab").absolute(), options.first_seed or 1
     pairs = make_pairs(options.a, options.b, range(first, first + options.seeds[-1]))
     concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))
     Comparison(pairs, out, options.runs, ROOT, concurrency, log).judge(options.seeds, options.metric)

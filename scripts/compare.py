@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 
 from lib.errors import ConfigError, run_main
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
 from lib.reports.page import Section, as_text, charts, section, table, write_page
-from lib.reports.run_report import stored_findings, text_of
+from lib.reports.run_report import option
 from lib.reports.series import LINES, read_series
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.index import read_row, read_runs, select, stored
@@ -30,7 +32,7 @@ def main() -> int:
     parser.add_argument("names", metavar="RUNS", nargs="?", default="", help="runs, separated by spaces")
     options = parser.parse_args()
     runs = selected(options.runs, options.names, options.where)
-    rows = [read_row(run, f"{run.model}/{run.name}") for run in runs]
+    rows = [read_row(run, os.path.relpath(run.path, options.runs)) for run in runs]
     of_one_model = len({run.model for run in runs}) == 1
     names = [run.name for run in runs] if of_one_model else [row.run for row in rows]
     different = differences(runs, names)
@@ -68,7 +70,7 @@ def selected(folder: Path, names: str, where: str) -> Sequence[RunDir]:
 def differences(runs: Sequence[RunDir], names: Sequence[str]) -> list[Section]:
     """Return the options and the decisions that differ. Raises ToolkitError for a damaged run."""
     values = [run.read_json("values").items() for run in runs]
-    options = [{f"CONFIG_{name}": text_of(value) for name, value in each} for each in values]
+    options = [dict(starmap(option, each)) for each in values]
     decisions = [
         {name: value for name, value, _ in named_decisions(stored(run, "plan", Plan.from_json))}
         for run in runs
@@ -96,10 +98,10 @@ def curves(runs: Sequence[RunDir], names: Sequence[str]) -> Section:
     names: of the runs in legends. Raises ToolkitError for a damaged run.
     """
     notes = ["Evaluations first. Smoothing is over the points that the page holds."]
-    flop = [(stored_findings(run) or {}).get("flop_per_sample") for run in runs]
+    flop = [stored(run, "data", lambda data: data.get("flop_per_sample")) for run in runs]
     unknown = ", ".join(name for name, each in zip(names, flop, strict=True) if each is None)
     if unknown:
-        notes.append(f"There is no axis of compute: make report has not counted the operations of {unknown}.")
+        notes.append(f"There is no axis of compute: the operations of {unknown} are not recorded.")
     axes = _AXES if unknown else {**_AXES, "flop": "floating-point operations, forward and backward"}
     lines = []
     for number, (run, name, each) in enumerate(zip(runs, names, flop, strict=True)):

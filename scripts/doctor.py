@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -170,9 +171,12 @@ def main() -> int:
     if options.json:
         print(json.dumps(found, indent=1))
         return int(problems > 0)
+    wrapped = textwrap.TextWrapper(
+        100, subsequent_indent=" " * 20, break_long_words=False, break_on_hyphens=False
+    )
     for one in found:
-        advice = f"\n{'':>19} -> {one['advice']}" if one["advice"] else ""
-        print(f"{one['state']:<8} {one['name']:<10} {one['text']}{advice}")
+        print(wrapped.fill(f"{one['state']:<8} {one['name']:<10} {one['text']}"))
+        print(f"{'':>19} -> {one['advice']}\n" * bool(one["advice"]), end="")
     print(f"Problems: {problems}" if problems else "No problem. Next: make defconfig-lenet5 && make train")
     return int(problems > 0)
 

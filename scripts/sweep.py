@@ -31,14 +31,10 @@ Compare: TypeAlias = Callable[[list[tuple[Run, Run]]], Comparison]
 
 def main() -> int:
     """Train the sweep of the command line and print its table, or write an experiment file."""
-    parser = argparse.ArgumentParser(prog="sweep", description=__doc__)
-    looks, whole = partial(parse_looks, variable="CONFIRM"), partial(whole_number, variable="FIRST_SEED")
+    parser = study_parser("sweep", __doc__)
     parser.add_argument("sweep", nargs="?", default="", help="name in defconfigs/sweeps, or path of a file")
-    parser.add_argument("--jobs", type=partial(whole_number, variable="JOBS"), help="runs at a time")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of all runs")
-    parser.add_argument("--out", type=Path, help="output folder; default: RUNS/sweeps/NAME")
+    looks = partial(parse_looks, variable="CONFIRM")
     parser.add_argument("--confirm", type=looks, default=[], help="numbers of fresh seeds to judge by")
-    parser.add_argument("--first-seed", type=whole, help="first of the fresh seeds; default: the next one")
     parser.add_argument("--yaml", action="store_true", help="write the configuration as an experiment file")
     options = parser.parse_args()
     if options.yaml:
@@ -67,6 +63,17 @@ def main() -> int:
         why = "; ".join(f"{result.identity}: {result.reason}" for result in failed)
         raise ToolkitError(f"{len(failed)} of {len(results)} runs failed", why=why)
     return 0
+
+
+def study_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options that make sweep and make ab have in common."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    jobs, first = (partial(whole_number, variable=name) for name in ("JOBS", "FIRST_SEED"))
+    parser.add_argument("--jobs", type=jobs, help="runs at a time; default: as many as fit")
+    parser.add_argument("--first-seed", type=first, help="first seed to judge by; default: one that is fresh")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of all runs")
+    parser.add_argument("--out", type=Path, help="folder of the new runs; default: a folder in RUNS")
+    return parser
 
 
 def train_points(

@@ -58,7 +58,7 @@ def row_of(run: RunDir, status: Status) -> tuple[str, ...]:
     metric = metrics.preferred(shown)
     steps, left = progress(parts["values"], trained)
     numbers = [last.get("loss"), shown.get(metric), last.get("samples_per_second")]
-    loss, value, speed = ("" if number is None else f"{number:.4g}" for number in numbers)
+    loss, value, speed = ("" if number is None else metrics.format_value("", number) for number in numbers)
     is_running = status.state == "running"
     memory = memory_text(last, parts["plan"]) if is_running else ""
     time_left = str(timedelta(seconds=round(left))) if is_running and left is not None else ""

@@ -37,12 +37,10 @@ def find(run: RunDir, *, root: Path) -> Findings:
         module = importlib.import_module(f"{TASKS.package}.{home.name}.exhibits")
         with job.train_loader, job.eval_loader:
             exhibits = module.exhibits(job, data.dataset, _checkpoints(restored, steps))
-    branches, flop = data.facts.branches or (), data.facts.flop_per_sample
     return {
         "steps": steps,
         "step": restored.step,
         "naive_loss": naive_loss_of(job.config, data.dataset.spec),
-        "flop_per_sample": flop and flop + sum(branch.flop_per_sample for branch in branches),
         "memory": _memory(run, restored, root),
         "exhibits": exhibits,
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lib.config import Config
 from lib.data.loader import EvalLoader, TrainLoader
@@ -19,6 +19,7 @@ from lib.devices.base import Backend
 from lib.distributed.fsdp import reshard
 from lib.errors import ConfigError
 from lib.nn.dropout import Dropout
+from lib.nn.precision import full_precision
 from lib.optim.lr_schedule import warmup_fraction
 from lib.plan.tables import FREE_MEMORY_MARGIN
 from lib.plan.types import PARTS_OF_STATE, SHARDS_WEIGHTS, Plan
@@ -232,3 +233,14 @@ def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
                 sums = job.task.evaluation(job.forward, batch)
             backend.mark_step()
             yield sums
+
+
+@torch.no_grad()
+def evaluation_outputs(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield outputs in fp32 and targets of all evaluation samples, in their order, with evaluated weights."""
+    with evaluated_weights(job):
+        for batch in job.eval_loader.batches(rank=0, world=1, batch_size=job.plan.micro_batch):
+            with job.backend.autocast(job.plan.precision):
+                outputs_N = full_precision(job.forward(batch.inputs))
+            assert batch.weights is not None
+            yield outputs_N[batch.weights > 0], batch.targets[batch.weights > 0]

@@ -22,6 +22,7 @@ from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, trains
 from lib.runs.index import facts_of, stored
+from lib.units import value_text
 from train import loop
 from train.build import make_job
 from train.generate import Sampling, continued_text
@@ -141,14 +142,8 @@ def differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterato
     for name, content in now.items():
         before, after = (dict(facts_of(each, skip=_PASSING)) for each in (run.read_json(name), content))
         for fact in {**before, **after}:
-            if before.get(fact) != after.get(fact):
-                yield f"{name}: {fact} {_fact_text(before.get(fact))} -> {_fact_text(after.get(fact))}"
-
-
-def _fact_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "none" if value is None else str(value)
+            if (old := before.get(fact)) != (new := after.get(fact)):
+                yield f"{name}: {fact} {value_text(old, 'none')} -> {value_text(new, 'none')}"
 
 
 def _restores(run: RunDir, root: Path) -> bool:

@@ -97,17 +97,16 @@ def _estimated_speed(job: Job, data: TrainingData, hardware: Hardware, *, rate: 
     from train.planning.memory_estimate import MemoryTraces
     from train.planning.step_estimate import gpu_of_hardware, step_time_of
 
-    plan, gpu, facts = job.plan, gpu_of_hardware(hardware), data.facts
+    plan, gpu = job.plan, gpu_of_hardware(hardware)
     if gpu is None:
         return {}
     found = MemoryTraces(job.config, data).of(step_settings(plan), hardware)
     time = step_time_of(plan, found, data, gpu, per_node=hardware.per_node)
-    flop = (facts.flop_per_sample or 0) + sum(branch.flop_per_sample for branch in facts.branches or ())
     peak = peak_flop_per_second(gpu, precision=plan.precision) * plan.layout.devices
     return {
         "least_samples_per_second": plan.effective_batch / time.slowest_seconds,
         "most_samples_per_second": plan.effective_batch / time.fastest_seconds,
-        "model_flop_utilization": rate * flop / peak,
+        "model_flop_utilization": rate * (data.flop_per_sample or 0) / peak,
     }
 
 

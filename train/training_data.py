@@ -32,11 +32,18 @@ class TrainingData:
     facts: ModelFacts
     prepared: Prepared | None = None  # by the task, before training
 
+    @property
+    def flop_per_sample(self) -> float | None:
+        """Operations of training on a sample, with those of frozen models; None if unknown."""
+        known, frozen = self.facts.flop_per_sample, self.facts.branches or ()
+        return known and known + sum(branch.flop_per_sample for branch in frozen)
+
     def to_json(self) -> dict[str, Any]:
         """Return the content of data.json."""
         sizes = {"train_size": self.dataset.train.size, "evaluation_size": self.dataset.test.size}
         skipped = {"skipped": list(self.dataset.skipped)} if self.dataset.skipped else {}
-        return {"source": self.dataset.source, **sizes, **skipped, **dataclasses.asdict(self.dataset.spec)}
+        facts = {**sizes, **skipped, "flop_per_sample": self.flop_per_sample}
+        return {"source": self.dataset.source, **facts, **dataclasses.asdict(self.dataset.spec)}
 
 
 def describe_training_data(config: Config, *, root: Path, log: Callable[[str], None]) -> TrainingData:

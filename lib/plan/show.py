@@ -13,7 +13,7 @@ from lib.plan.fitting import Split, StepSettings
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import Placement
 from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, ConfigView, Memory, ModelFacts, Plan
-from lib.units import bytes_text
+from lib.units import bytes_text, value_text
 
 if TYPE_CHECKING:
     from lib.plan.micro_batch_search import Probed
@@ -99,15 +99,9 @@ def named_decisions(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "-"
     if isinstance(value, tuple):
         return " + ".join(map(str, value))
-    if isinstance(value, Memory):
-        return bytes_text(value.need_bytes)
-    return str(value)
+    return bytes_text(value.need_bytes) if isinstance(value, Memory) else value_text(value)
 
 
 def format_need(memory: Memory) -> str:

@@ -7,9 +7,10 @@ A block is a dictionary that JSON can hold. Beside "title" and "note" its "kind"
     pictures  pictures: png, a file in base64, and caption
     text      text, with its line breaks
     boards    boards: caption, and rows of cells: the text, and one of given, right, wrong and empty
-    chart     axes: horizontal axes that the reader can choose, key -> label; controls: true where choice,
-              smoothing and logarithms apply; lines: name, style (its number), value, and for each axis either
-              the coordinates under its key, or in "factors" what to multiply those of the first axis by
+    chart     axes: horizontal axes that the reader can choose, key -> label; y: what the values are, may be
+              missing; controls: true where choice, smoothing and logarithms apply; lines: name, style (its
+              number), value, and for each axis either the coordinates under its key, or in "factors" what to
+              multiply those of the first axis by
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def as_text(sections: Iterable[Section]) -> str:
 
 def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Section]) -> None:
     """Write a page. Raises ToolkitError if it cannot be written."""
-    atomic.save(path, render(title=title, summary=summary, sections=sections))
+    page = render(title=title, summary=summary, sections=sections)
+    atomic.save(path, page, todo="OUT= names another file")
 
 
 def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:
@@ -104,7 +106,7 @@ def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}  # not sorted: the first axis counts
-    environment.globals |= {"drawn": partial(extremes, most=_DRAWN), **GEOMETRY}
+    environment.globals |= {"drawn": partial(extremes, most=_DRAWN), "geometry": GEOMETRY, **GEOMETRY}
     return environment.get_template("page.html.j2").render(
         title=title,
         summary=summary,

@@ -5,7 +5,6 @@ Findings are what needs a checkpoint and the data, a dictionary that JSON can ho
     steps            of the checkpoints that there were
     step, problem    of the checkpoint that was loaded; or why none was
     naive_loss       training loss of a uniform guess
-    flop_per_sample  of training; None if unknown
     memory           block: the traced memory of a step; None where it was not traced
     exhibits         blocks: what the task shows
 """
@@ -31,7 +30,7 @@ from lib.runs import metrics
 from lib.runs.directory import RunDir
 from lib.runs.index import facts_of, stored
 from lib.runs.metrics import higher_is_better
-from lib.units import bytes_text, seconds_text
+from lib.units import bytes_text, seconds_text, value_text
 
 Findings: TypeAlias = Mapping[str, Any]
 
@@ -42,15 +41,18 @@ _CURVES = (
     "over those points. All rows are in metrics.jsonl of the run directory."
 )
 _NOT_MEASURED = "Not measured: the device does not count its peak, or the run is of an older version."
+_MOST_FACTS = 25  # that are shown without a request: a table of data may have hundreds of columns
 _GROWTH = "growth of the resident memory, with libraries and what the allocator keeps"
 
 
 def stored_findings(run: RunDir) -> Findings | None:
-    """Return the stored findings; None where there are none about the checkpoints of now."""
+    """Return the stored findings; None unless they hold for the checkpoints of now, and can be shown."""
     try:
         content = json.loads(run.findings.read_bytes())
         is_valid = content.pop("version") == _VERSION and content["steps"] == run.checkpoint_steps
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        shown = section("", *filter(None, [content.get("memory")]))
+        render(title="", summary="", sections=[shown, _model(content)] if is_valid else [])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, TemplateError):
         return None  # the file is a copy, and is made again
     return content if is_valid else None
 
@@ -66,12 +68,6 @@ def write_report(run: RunDir, findings: Findings, path: Path, *, more: Sequence[
 
     Raises ToolkitError if a file of it is damaged, or it cannot be written.
     """
-    try:
-        curve = findings.get("memory")
-        render(title="", summary="", sections=[section("", *([curve] if curve else [])), _model(findings)])
-    except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
-        todo = "remove it: make report then makes it again"
-        raise ToolkitError(f"{run.findings} is damaged", why=str(error), todo=todo) from error
     status, data = run.status(), _read(run, "data")
     synthetic = " (synthetic)" if data.get("synthetic") else ""
     state = f"{status.state}: {status.reason}" if status.reason else status.state
@@ -98,7 +94,7 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
     except ToolkitError as error:
         why = f"The plan cannot be shown: {error}"
     parts = (("Software", "env"), ("Hardware", "hardware"), ("Data", "data"))
-    facts = {title: [fact(*each) for each in facts_of(_read(run, name))] for title, name in parts}
+    known = ((title, ("fact", "value"), facts(_read(run, name))) for title, name in parts)
     return [
         _result(run, series, findings),
         section("Curves", _CURVES, *charts(lines, _AXES)),
@@ -106,25 +102,30 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
         _memory(plan, series, findings),
         _throughput(run, plan, series),
         _configuration(run),
-        section("Environment", *(table(title, ("fact", "value"), rows) for title, rows in facts.items())),
+        section("Environment", *(table(*each, folded=len(each[2]) > _MOST_FACTS) for each in known)),
         _model(findings),
     ]
 
 
-def fact(path: str, value: object) -> tuple[str, str]:
-    """Return the name and the value of a fact about a machine or its data, in words."""
-    name = path.replace("_", " ")
-    if name.endswith(" bytes") and isinstance(value, int):
-        return name.removesuffix(" bytes"), bytes_text(value)
-    if isinstance(value, bool):
-        return name, "yes" if value else "no"
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return name, "not known" if value in (None, "", []) else text
+def facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the names and values of what is known of a machine or its data, in words."""
+    found = []
+    for path, value in facts_of(content):
+        texts = (_fact(path, one) for one in (value if isinstance(value, list) else [value]))
+        if text := ", ".join(filter(None, texts)):
+            found.append((path.removesuffix("_bytes").replace("_", " "), text))
+    return found
 
 
-def text_of(value: object) -> str:
-    """Return the value of an option as a report shows it; a dash where it has none."""
-    return "-" if value is None else {True: "y", False: "n"}[value] if isinstance(value, bool) else str(value)
+def _fact(path: str, value: object) -> str:
+    if path.endswith("_bytes") and isinstance(value, int):
+        return bytes_text(value)
+    return f"{value:.6g}" if isinstance(value, float) else value_text(value, "")
+
+
+def option(name: str, value: object) -> tuple[str, str]:
+    """Return an option as a report names it, and its value; a dash where it has none."""
+    return f"CONFIG_{name}", value_text(value, words="ny")
 
 
 def _result(run: RunDir, series: Sequence[Series], findings: Findings) -> Section:
@@ -152,8 +153,8 @@ def _memory(plan: Plan | None, series: Sequence[Series], findings: Findings) -> 
     sizes, charts, note = list[tuple[str, int]](), list[Block](), _NOT_MEASURED
     if memory := plan and plan.memory:
         sizes = sorted(memory.parts.items(), key=lambda part: -part[1])
-        sizes += [("peak of tensors, predicted", memory.peak_bytes), ("usable", memory.usable_bytes)]
         sizes.append(("gaps and reserve", memory.gaps_bytes + memory.reserve_bytes))
+        sizes += [("usable", memory.usable_bytes), ("peak of tensors, predicted", memory.peak_bytes)]
     rows = [(name, bytes_text(size)) for name, size in sizes]
     traced, measured = findings.get("memory"), [each for each in series if each.column == metrics.PEAK]
     if plan and measured:
@@ -182,7 +183,7 @@ def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series]) -> Sec
         return section("Throughput", "No throughput is recorded yet.")
     rate = statistics.median(rates[0][len(rates[0]) // 2 :])
     seconds = seconds_text(plan.effective_batch / rate) if rate else "unknown"
-    rows = [("samples per second", f"{rate:.4g}"), ("time of an optimizer step", seconds)]
+    rows = [("samples per second", metrics.format_value("", rate)), ("time of an optimizer step", seconds)]
     speed = [row for row in metrics.tail(run.metrics) if row.get("kind") == "speed"][-1:]
     rows += [
         (f"whole run: {name.replace('_', ' ')}", metrics.format_value(name, value))
@@ -197,7 +198,7 @@ def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series]) -> Sec
 def _configuration(run: RunDir) -> Section:
     origins, head = _read(run, "origins"), ("option", "value", "origin")
     values = _read(run, "values").items()
-    rows = [(f"CONFIG_{name}", text_of(value), str(origins.get(name, "unknown"))) for name, value in values]
+    rows = [(*option(*each), str(origins.get(each[0], "unknown"))) for each in values]
     return section(
         "Configuration",
         table("Requested", head, [row for row in rows if is_given(row[2])]),

@@ -42,8 +42,8 @@ def higher_is_better(metric: str) -> bool:
 
 
 def format_value(name: str, value: float) -> str:
-    """Format a column: a share as per cent, anything else with four digits."""
-    return f"{value:.1%}" if name in SHARES else f"{value:,.4g}"
+    """Format a column: a share as per cent, anything else with four digits or as a whole number."""
+    return f"{value:.1%}" if name in SHARES else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 class MetricsWriter:

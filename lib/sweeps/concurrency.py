@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib import kconf
-from lib.errors import ConfigError, ToolkitError, error_in
+from lib.errors import ToolkitError, error_in
 from lib.plan.tables import FREE_MEMORY_MARGIN
 from lib.plan.types import Hardware
 from lib.units import bytes_text
@@ -49,8 +49,6 @@ class Concurrency:
     """Limit on the runs that train at a time. jobs: the requested number; None for as many as fit."""
 
     def __init__(self, jobs: int | None, predict: Predict) -> None:
-        if jobs is not None and jobs < 1:
-            raise ConfigError(f"JOBS={jobs} is not a number of concurrent runs")
         self.workers, self.max_workers = 1, 1
         self._jobs, self._predict = jobs, predict
         self._estimate: HostMemoryEstimate | None = None

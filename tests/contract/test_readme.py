@@ -65,7 +65,7 @@ COMMANDS = {
     "make plan GPU=h100-80gx4:70G": DRY,
     "make plan GPU=rtx4090 CONFIG_GRAD_CHECKPOINT_BLOCKS=y": DRY,
     "make plan GPU=rtx4090 CONFIG_PRECISION_FP32=y": DRY,
-    "make plan GPU=h100-80gx8 CONFIG_DIST_NNODES=1": DRY,
+    "make plan GPU=h100-80gx8": DRY,
     "make plan GPU=h100-80g:70G CONFIG_AUTO_METHOD_TABLE=y": DRY,
     "make sbatch": DRY,
     "make submit": DRY,

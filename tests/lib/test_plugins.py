@@ -120,3 +120,16 @@ def test_two_folders_of_one_name_are_refused(table: Path) -> None:
     for ask in (DATASETS.names, lambda: DATASETS.home("same")):
         with pytest.raises(ConfigError, match=refusal):
             ask()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("acuracy", "did you mean accuracy? there"),
+        ("acc", "did you mean accuracy? there"),
+        ("xyz", "there"),
+    ],
+)
+def test_a_word_is_completed_or_corrected(name: str, advice: str) -> None:
+    assert plugins.meant(name, ["accuracy", "loss", "lr"], listed="there") == advice
+    assert plugins.meant(name, ["accuracy"]).startswith(advice.removesuffix(" there"))

@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from lib.reports.page import Section, table, write_page
-from lib.reports.run_report import store_findings, write_report
+from lib.reports.run_report import write_report
 from lib.scaling.judge import judge
 from lib.scaling.results import points_of
 from lib.scaling.sweep_report import sections
@@ -66,7 +66,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = [reported_run(folder / "runs", number, EMA=number > 1) for number in (1, 2)]
     for number, run in enumerate(runs, start=1):
         write_rows(run, 300 * number)
-        store_findings(run, all_findings())
+        run.write("data", {"name": "digits", "synthetic": True, "flop_per_sample": 2e9})
     write_report(runs[0], all_findings(), folder / "report.html")
     empty = reported_run(folder / "runs", 3, rows=0)
     write_report(empty, all_findings(step=None, problem="no checkpoint", exhibits=[]), folder / "empty.html")

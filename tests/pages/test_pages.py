@@ -27,6 +27,12 @@ Math.min(...[...document.querySelectorAll("body *")]
     return parseFloat(getComputedStyle(one).fontSize) * scale;
   }))
 """
+CUT_TEXT = """
+[...document.querySelectorAll("svg[viewBox] text")].filter((one) => {
+  const box = one.getBoundingClientRect();
+  return box.left < 0 || box.right > innerWidth;
+}).map((one) => one.textContent)
+"""
 FIRST_LINE = "document.querySelector('#chart-0 polyline').getAttribute('points')"
 READOUT = "document.getElementById('readout-0').textContent.trim()"
 
@@ -39,6 +45,7 @@ def faults(browser: Chromium, page: Path, axe: str, *, width: int, dark: bool = 
         yield f"overflow: {overflow} pixels"
     if (size := browser.evaluate(SMALLEST_TEXT)) < LEAST_PIXELS:
         yield f"small text: {size:.1f} pixels"
+    yield from (f"cut text: {text}" for text in browser.evaluate(CUT_TEXT))
     browser.evaluate(f"{axe};0")
     violations = browser.evaluate(
         "axe.run().then((found) => found.violations.map((one) => [one.impact, one.id, one.nodes[0].html]))"
@@ -78,6 +85,7 @@ def test_a_page_has_no_fault(
     [
         ("<div style='width: 900px'>wide</div>", "overflow"),
         ("<p style='font-size: 6px'>small</p>", "small text"),
+        ("<svg viewBox='0 0 9 9' width='9'><text x='-90'>12345</text></svg>", "cut text: 12345"),
         ("<img src='file:///nothing.png' alt='x'>", "request"),
         ("<script>console.error('x')</script>", "console"),
         ("<script>throw new Error('x')</script>", "exception"),

@@ -10,11 +10,11 @@ import pytest
 from lib.errors import ConfigError, ToolkitError
 from lib.plan.types import fixed_plan
 from lib.reports.page import render
-from lib.reports.run_report import store_findings
 from lib.runs.directory import RunDir
+from lib.runs.index import read_runs
 from scripts import compare
 from scripts.compare import MOST_RUNS
-from tests.support.reported import all_findings, reported_run, write_rows
+from tests.support.reported import reported_run, write_rows
 
 NAMES = ("one", "two")
 
@@ -45,6 +45,17 @@ def test_runs_by_a_condition(
     page = (tmp_path / "out" / "page.html").read_text()
     assert [run.name in page for run in runs] == [False, True, True]
     assert str(tmp_path / "out" / "page.html") in capsys.readouterr().out
+
+
+def test_runs_of_a_sweep_have_names_that_runs_and_report_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [reported_run(tmp_path / "sweeps" / "mine" / str(number), number) for number in (1, 2)]
+    call(monkeypatch, tmp_path, "--where", "run=sweeps/mine/*")
+    printed = capsys.readouterr().out
+    for run in runs:
+        name = str(run.path.relative_to(tmp_path))
+        assert f" {name}\n" in printed and name in [row.run for row in read_runs(tmp_path)]
 
 
 def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
@@ -113,10 +124,10 @@ def test_curves_have_a_line_for_each_run_and_evaluations_come_first(runs: list[R
 
 
 def test_compute_is_an_axis_where_it_is_known_of_all(runs: list[RunDir]) -> None:
-    store_findings(runs[0], all_findings())
+    runs[0].write("data", {"name": "digits", "flop_per_sample": 2e9})
     _, notes, charts = compare.curves(runs, NAMES)
     assert "flop" not in charts[0]["axes"] and "operations of two" in notes[1]
-    store_findings(runs[1], all_findings(flop_per_sample=1e9))
+    runs[1].write("data", {"name": "digits", "flop_per_sample": 1e9})
     _, notes, charts = compare.curves(runs, NAMES)
     assert list(charts[0]["axes"]) == ["step", "samples", "seconds", "flop"] and len(notes) == 1
     assert [line["factors"]["flop"] for line in charts[0]["lines"]] == [64 * 2e9, 64 * 1e9]

@@ -18,7 +18,7 @@ from lib.data import DataLocation, Dataset, ImageSpec, LoaderConfig, Part, TextC
 from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.nn.batch_norm import GhostBatchNorm2d
-from lib.plan.types import Hardware
+from lib.plan.types import Branch, Hardware
 from models.gpt2 import huggingface
 from tests.support.configs import make_config
 from tests.support.fake_backend import FakeBackend
@@ -119,6 +119,10 @@ def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.Monke
     assert requested[1]["place"].image_size == 96
     assert (data.facts.train_size, data.facts.has_batchnorm) == (40, False)
     assert data.to_json()["train_size"] == 40 and data.to_json()["evaluation_size"] == 10
+    assert data.to_json()["flop_per_sample"] == data.facts.flop_per_sample
+    frozen = Branch(flop_per_sample=1e9, parameters=1)
+    facts = dataclasses.replace(data.facts, branches=(frozen, frozen), flop_per_sample=5.0)
+    assert dataclasses.replace(data, facts=facts).flop_per_sample == 2e9 + 5
 
 
 def test_texts_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,8 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
     report = (lambda _: None) if as_json else log
     resolved = _at_tier(requested, names, root=root, log=report)
     config = config_from_values(resolved.values)
-    rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
-    if not names:  # a named machine may have files that this one lacks
+    if not names:  # a job finds the endpoint of named machines, which may have files that this one lacks
+        rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
         check_file(config, root)
     data = describe_training_data(config, root=root, log=report)
     if len(names) > 1:
@@ -189,7 +189,8 @@ def look_ahead(
 
 def _on_all_nodes(config: Config, hardware: Hardware) -> tuple[Config, Hardware]:
     """Return both as `train.multi_node` has them after the rendezvous of the least number of nodes."""
-    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
+    endpoint = config.launch.dist_endpoint
+    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=endpoint, default="any:1")
     if rendezvous is None:
         return config, hardware
     nodes, each = rendezvous.min_nodes, place(config, hardware).world.value

@@ -1,10 +1,15 @@
-// Draws the embedded series again, with a cursor and the reader's controls. Geometry as in charts.py.
+// Draws the embedded series again, with a cursor and the reader's controls.
 "use strict";
 (() => {
-  const WIDTH = 420, HEIGHT = 240, LEFT = 58, RIGHT = 10, TOP = 8, BOTTOM = 38, STYLES = 6, TICKS = 5;
-  const charts = JSON.parse(document.getElementById("series").textContent).charts;
+  const { charts, geometry } = JSON.parse(document.getElementById("series").textContent);
+  const { WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, STYLES } = geometry, TICKS = 5;
   const form = document.querySelector(".controls");
-  const short = (value) => String(Number(value.toPrecision(5)));
+
+  // Longer numbers than 99999 would be cut at the edge of a chart.
+  function short(value) {
+    const power = Math.abs(value) < 1e5 ? 0 : Math.min(6, Math.floor(Math.log10(Math.abs(value)) / 3));
+    return Number((value / 1000 ** power).toPrecision(5)) + ["", "k", "M", "G", "T", "P", "E"][power];
+  }
 
   function element(name, attributes, text) {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -107,7 +112,8 @@
       }
     });
     const middle = (LEFT + WIDTH - RIGHT) / 2;
-    svg.append(element("text", { class: "label", x: middle, y: HEIGHT - 4 }, chart.axes[chosen.axis]));
+    const label = (chart.y ? `${chart.y} over ` : "") + chart.axes[chosen.axis];
+    svg.append(element("text", { class: "label", x: middle, y: HEIGHT - 4 }, label));
     svg.across = across;
     svg.steps = [...new Set(all.map((point) => point[0]))].sort((one, other) => one - other);
   }

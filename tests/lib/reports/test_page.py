@@ -84,10 +84,10 @@ def test_our_script_is_short_and_alone() -> None:
     assert len(script.read_text().splitlines()) <= SCRIPT_LINES
 
 
-def test_python_and_the_script_draw_alike() -> None:
-    script = (TEMPLATES / "chart.js").read_text()
-    for name, size in GEOMETRY.items():
-        assert f"{name} = {size}" in script, name
+def test_what_is_drawn_upwards_is_named_without_a_script() -> None:
+    page = page_of(curve("c", {"a": [(0, 1)]}, x="step", y="MB"))
+    assert ">MB over step</text>" in page
+    assert json.loads(Elements(page).scripts[0])["geometry"] == GEOMETRY, "the script draws alike"
 
 
 def test_controls_are_only_where_they_apply() -> None:

@@ -12,7 +12,7 @@ from lib.errors import ToolkitError
 from lib.reports.page import Section
 from lib.reports.run_report import (
     Findings,
-    fact,
+    facts,
     sections,
     store_findings,
     stored_findings,
@@ -144,24 +144,37 @@ def test_findings_hold_for_the_checkpoints_of_then(tmp_path: Path) -> None:
         {"memory": {"kind": "chart", "title": "Memory"}},
     ],
 )
-def test_damaged_findings_are_an_error_that_names_the_file(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_damaged_findings_are_made_again(tmp_path: Path, change: dict[str, Any]) -> None:
     run = reported_run(tmp_path)
     store_findings(run, all_findings(**change))
-    findings = stored_findings(run)
-    assert findings is not None
-    with pytest.raises(ToolkitError, match=r"report\.json is damaged.*make report then makes it again"):
-        write_report(run, findings, run.report)
+    assert stored_findings(run) is None
 
 
-def test_facts_are_words() -> None:
-    facts = {"free_bytes": 70 * 10**9, "dirty": True, "capability": None, "names": ["a", "b"], "count": 1}
-    assert [fact(*each) for each in facts.items()] == [
+def test_facts_are_words_and_only_those_that_are_known() -> None:
+    content = {"free_bytes": 70 * 10**9, "dirty": True, "capability": None, "names": ["a", "b"], "count": 1}
+    content |= {"odd_bytes": "x", "mean": [1 / 3, 2.0], "values": [], "unit": ""}
+    content |= {"columns": [{"name": "size", "std": 2 / 3}]}
+    assert facts(content) == [
         ("free", "70.00 GB"),
         ("dirty", "yes"),
-        ("capability", "not known"),
         ("names", "a, b"),
         ("count", "1"),
+        ("odd", "x"),
+        ("mean", "0.333333, 2"),
+        ("columns 0 name", "size"),
+        ("columns 0 std", "0.666667"),
     ]
+
+
+def test_many_facts_are_shown_on_request(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    run.write("data", {"name": "tabular", "columns": [{"name": f"c{number}"} for number in range(30)]})
+    blocks = by_title(run)["Environment"].blocks
+    assert {block["title"]: block["folded"] for block in blocks} == {
+        "Software": False,
+        "Hardware": False,
+        "Data": True,
+    }
 
 
 def test_a_page_is_not_written_over_a_folder(tmp_path: Path) -> None:

@@ -183,6 +183,13 @@ def test_what_training_refuses_is_not_planned(shipped: str, option: str, gpu: st
         plan(requested, root=ROOT, gpu=gpu, as_json=True)
 
 
+def test_named_nodes_are_planned_without_an_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = {"CONFIG_DIST_NNODES": "2"}
+    requested = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=overrides)
+    assert plan(requested, root=ROOT, gpu="h100-80gx2", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["world"] == 4
+
+
 def test_several_nodes_are_planned_as_they_train() -> None:
     """As after the rendezvous of the least number of nodes."""
     config = small_config(dist_nnodes="2:3", num_devices=0)

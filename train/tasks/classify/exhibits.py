@@ -15,9 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from lib.data.types import LABELLED, Dataset, ImageSpec, TableClassSpec, TextClassSpec, row_text
-from lib.nn.precision import full_precision
 from lib.reports.page import Block, curve, table
-from train.job import Job, evaluated_weights
+from train.job import Job, evaluation_outputs
 
 SHOWN = 12  # samples of each kind
 BINS = 15  # of confidence
@@ -47,22 +46,16 @@ def exhibits(job: Job, dataset: Dataset, _: Iterator[int]) -> list[Block]:
     ]
 
 
-@torch.no_grad()
 def predict(job: Job) -> Predictions:
     """Predict every sample of the evaluation part with the weights that evaluation uses."""
     parts = []
-    with evaluated_weights(job):
-        for batch in job.eval_loader.batches(rank=0, world=1, batch_size=job.plan.micro_batch):
-            with job.backend.autocast(job.plan.precision):
-                logits_NK = full_precision(job.forward(batch.inputs))
-            assert batch.weights is not None
-            real_N = batch.weights > 0
-            logs_NK, targets_N = logits_NK[real_N].log_softmax(dim=1), batch.targets[real_N]
-            likeliest = logs_NK.max(dim=1)
-            loss_N = F.nll_loss(logs_NK, targets_N, reduction="none")
-            entropy_N = -(logs_NK.exp() * logs_NK).sum(dim=1)
-            each = (targets_N, likeliest.indices, likeliest.values.exp(), loss_N, entropy_N)
-            parts.append([column.cpu() for column in each])
+    for logits_NK, targets_N in evaluation_outputs(job):
+        logs_NK = logits_NK.log_softmax(dim=1)
+        likeliest = logs_NK.max(dim=1)
+        loss_N = F.nll_loss(logs_NK, targets_N, reduction="none")
+        entropy_N = -(logs_NK.exp() * logs_NK).sum(dim=1)
+        each = (targets_N, likeliest.indices, likeliest.values.exp(), loss_N, entropy_N)
+        parts.append([column.cpu() for column in each])
     return Predictions(*map(torch.cat, zip(*parts, strict=True)))
 
 

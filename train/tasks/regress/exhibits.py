@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from lib.data.types import Dataset, TableSpec, row_text
-from lib.nn.precision import full_precision
 from lib.reports.page import Block, curve, table
-from train.job import Job, evaluated_weights
+from train.job import Job, evaluation_outputs
 
 SHOWN = 12  # rows with the largest errors
 BINS = 15  # of predictions, with equally many rows
@@ -36,17 +34,9 @@ def exhibits(job: Job, dataset: Dataset, _: Iterator[int]) -> list[Block]:
     return blocks
 
 
-@torch.no_grad()
 def predict(job: Job) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return predictions and targets (N, K) of the evaluation part in its order, in standard deviations."""
-    parts = []
-    with evaluated_weights(job):
-        for batch in job.eval_loader.batches(rank=0, world=1, batch_size=job.plan.micro_batch):
-            with job.backend.autocast(job.plan.precision):
-                predicted_NK = full_precision(job.forward(batch.inputs))
-            assert batch.weights is not None
-            real_N = batch.weights > 0
-            parts.append([values[real_N].double().cpu().numpy() for values in (predicted_NK, batch.targets)])
+    parts = [[values.double().cpu().numpy() for values in pair] for pair in evaluation_outputs(job)]
     predicted, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
     return predicted, targets
 
