@@ -67,10 +67,14 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Estimated seconds of one optimizer step, and their bound."""
+    """Estimated seconds of one optimizer step, and their bound.
+
+    exposed_seconds: of them, at the fastest and the slowest, communication that no computation hides.
+    """
 
     fastest_seconds: float
     slowest_seconds: float
+    exposed_seconds: tuple[float, float] = (0.0, 0.0)
     bound: str  # arithmetic, memory, launching kernels; two of them where they are near each other
     reason: str
 
@@ -121,6 +125,7 @@ def estimate_step_time(
     return StepTime(
         fastest_seconds=fastest + exposed[0],
         slowest_seconds=slowest + exposed[1],
+        exposed_seconds=(exposed[0], exposed[1]),
         bound=" or ".join(bounds),
         reason="; ".join(reasons),
     )
