@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from lib.units import bytes_text
 from train.job import Job
 from train.signals import Stopped
 from train.tasks.base import baseline_of
-from train.training_data import TrainingData, cache_of
+from train.training_data import TrainingData, cache_of, make_training_data
 
 PROMPT_TOKENS = 16
 SAMPLE_TOKENS = 100
@@ -100,6 +101,9 @@ def _estimated_speed(job: Job, data: TrainingData, hardware: Hardware, *, rate: 
     from train.planning.step_estimate import gpu_of_hardware, step_time_of
 
     plan, gpu, facts = job.plan, gpu_of_hardware(hardware), data.facts
+    if job.config.grad_checkpoint not in (None, "none"):  # what is computed again is no FLOP of the model
+        plain = make_training_data(job.config.replace(grad_checkpoint="none"), data.dataset).facts
+        facts = dataclasses.replace(facts, flop_per_sample=plain.flop_per_sample)
     if gpu is None:
         return {}
     found = MemoryTraces(job.config, data).of(step_settings(plan), hardware)

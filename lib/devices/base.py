@@ -177,6 +177,8 @@ class Backend:
 class DistributedBackend(Backend):
     """Backend of one of several processes, started by `launch`."""
 
+    _gradient_wait: GradientWait | None = None  # where DDP averages gradients
+
     def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int, devices: int = 1) -> None:
         from lib.distributed.rank_stores import open_rank_store
 
@@ -189,7 +191,6 @@ class DistributedBackend(Backend):
         # Host decisions use a group of their own and never wait for the device.
         self._host_group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
         self._gatherers: dict[int, Gatherer] = {}
-        self._gradient_wait: GradientWait | None = None
 
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:
         """Wrap `model` in DistributedDataParallel."""
