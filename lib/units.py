@@ -17,9 +17,9 @@ def bytes_text(byte_count: float) -> str:
 
 
 def seconds_text(*seconds: float) -> str:
-    """Format a time, or a range by its ends, in hours, minutes, s, ms or us: the longest has one of them."""
+    """Format a time, or a range by its ends, in s, ms or us by the longest, or minutes or hours by all."""
     units = ((3600, "hour"), (60, "minute"), (1, "s"), (1e-3, "ms"))
-    unit, name = next((unit for unit in units if seconds[-1] >= unit[0]), (1e-6, "us"))
+    unit, name = next((unit for unit in units if seconds[-(unit[0] < 60)] >= unit[0]), (1e-6, "us"))
     text = range_text(seconds[0] / unit, seconds[-1] / unit)
     return f"{text} {name}{'s' if unit >= 60 and text != '1' else ''}"
 
@@ -27,6 +27,12 @@ def seconds_text(*seconds: float) -> str:
 def value_text(value: object, unknown: str = "-", *, words: Sequence[str] = ("no", "yes")) -> str:
     """Format a value: `unknown` for None, one of two `words` for a truth value."""
     return unknown if value is None else words[value] if isinstance(value, bool) else str(value)
+
+
+def flop_text(flop: float) -> str:
+    """Format floating-point operations as TFLOP, or in a smaller unit where they are fewer than one."""
+    unit, name = next((unit for unit in ((1e12, "T"), (1e9, "G")) if flop >= unit[0]), (1e6, "M"))
+    return f"{flop / unit:.3g} {name}FLOP"
 
 
 def whole_number(text: str, variable: str, *, least: int = 1) -> int:
@@ -60,9 +66,7 @@ def aligned(columns: Sequence[Sequence[str]]) -> list[str]:
 
 def range_text(low: float, high: float, *, whole: bool = False, least: float = 1e-3) -> str:
     """Format a range to three significant digits, or as whole numbers; one number where both are equal."""
-    formats = [",.0f" if whole or end >= 100 else ".3g" for end in (low, high)]
-    texts = [
-        f"{end:{text}}" if end >= least else f"less than {least:g}"
-        for end, text in zip((low, high), formats, strict=True)
-    ]
-    return " to ".join(dict.fromkeys(texts))
+    if high < least:
+        return f"less than {least:g}"
+    texts = [f"{end:{',.0f' if whole or end >= 100 else '.3g'}}" for end in (low, high)]
+    return " to ".join(dict.fromkeys(texts)) if low >= least else f"up to {texts[1]}"

@@ -166,8 +166,7 @@ def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
         yield from job.pipeline.train(list(zip(batches, firsts, strict=False)), job.task, scale=scale)
         return
     for number, batch in enumerate(batches, start=1):
-        size = sizes[number - 1]  # zip would keep the batch before
-        last = number == plan.accumulation
+        size, last = sizes[number - 1], number == plan.accumulation  # zip would keep the batch before
         row = first + offset
         if job.dropouts:
             keyed = progress.step * plan.effective_batch + row
@@ -181,7 +180,7 @@ def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision), job.keeping:
                 sums = job.task.training(job.forward, batch)
-            torch.autograd.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)))
+            backend.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)), last=last)
         if not last:  # the update belongs to the last one's graph
             backend.mark_step()
         yield sums
@@ -289,15 +288,12 @@ def _due(job: Job, step: int, *, last: bool, stopping: bool, unsaved: float) -> 
     Saving and evaluating imply a log row: its loss is checked before anything is saved.
     """
     config = job.config
-    if config.eval_interval_steps:
-        evaluation = step % config.eval_interval_steps == 0
-    else:
-        evaluation = math.floor(_epoch(job, step)) > math.floor(_epoch(job, step - 1))
+    every, epochs = config.eval_interval_steps, (math.floor(_epoch(job, each)) for each in (step - 1, step))
+    evaluation = last or (step % every == 0 if every else len({*epochs}) > 1)
     interval, seconds = config.checkpoints.checkpoint_interval_steps, config.checkpoints.checkpoint_seconds
     by_steps = interval and step % interval == 0
     by_time = seconds and unsaved >= seconds
     save = bool(last or stopping or by_steps or by_time)
-    evaluation = evaluation or last
     log = save or evaluation or step % config.log_interval_steps == 0
     return _Due(log=log, evaluation=evaluation, save=save)
 
@@ -306,25 +302,27 @@ def _epoch(job: Job, step: int) -> float:
     return step * job.plan.effective_batch / job.train_loader.size
 
 
-def _counters(job: Job, progress: Progress) -> tuple[int, float, float]:
-    """Return optimizer steps, seconds of training, and seconds of this rank's waiting for data."""
-    return progress.step, progress.seconds, job.train_loader.waited_seconds
+def _counters(job: Job, progress: Progress) -> dict[str, float]:
+    """Return optimizer steps, seconds of training, and seconds of this rank's waiting, by column."""
+    waited = {"data_wait": job.train_loader.waited_seconds, **job.backend.waited_seconds()}
+    return {"step": progress.step, "seconds": progress.seconds, **waited}
 
 
 def _train_row(
-    job: Job, progress: Progress, means: dict[str, float], *, since: tuple[int, float, float]
+    job: Job, progress: Progress, means: dict[str, float], *, since: Mapping[str, float]
 ) -> Mapping[str, float]:
-    steps, seconds, waited = (now - then for now, then in zip(_counters(job, progress), since, strict=True))
+    waited = {name: value - since[name] for name, value in _counters(job, progress).items()}
+    steps, seconds = waited.pop("step"), max(waited.pop("seconds"), 1e-9)
     row = {
         "step": progress.step,
         "epoch": _epoch(job, progress.step),
         **{name: value for name, value in means.items() if name != "count"},
         "learning_rate": job.optimizer.param_groups[0]["lr"],
-        "samples_per_second": steps * job.plan.effective_batch / max(seconds, 1e-9),
-        "data_wait": waited / max(seconds, 1e-9),
+        "samples_per_second": steps * job.plan.effective_batch / seconds,
+        **{name: value / seconds for name, value in waited.items()},
         "seconds": progress.seconds,
         "micro_batch": job.plan.micro_batch,
-        **job.backend.compilations(),
+        **job.backend.compilations(compiled=job.plan.compile),
     }
     job.record.row("train", **row)
     return row

@@ -154,12 +154,13 @@ class RunRecord(Record):
         return {name: value for name, value in columns.items() if value is not None}
 
     def speed(self) -> Mapping[str, float]:
-        """Return medians of the last training rows, without the first, and the seconds of the first step."""
+        """Return medians of the last training rows but the first, and seconds of first step and compiler."""
         self._flush_metrics()
         rows = [row for row in metrics.tail(self.run.metrics) if row["kind"] == "train"]
         columns = [name for name in ("samples_per_second", *SHARES) if rows and name in rows[-1]]
         medians = {name: statistics.median(row[name] for row in rows[1:] or rows) for name in columns}
-        return {**medians, "first_step_seconds": self._first_step_seconds} if medians else {}
+        total = {name: rows[-1][name] for name in ("compile_seconds",) if rows and name in rows[-1]}
+        return {**medians, "first_step_seconds": self._first_step_seconds, **total} if medians else {}
 
     def progress(self, step: int, fraction: float) -> None:
         """Update the progress line, and print news of copies to storage."""

@@ -19,7 +19,7 @@ from lib.units import bytes_text
 from train.job import Job
 from train.signals import Stopped
 from train.tasks.base import baseline_of
-from train.training_data import TrainingData, cache_of
+from train.training_data import TrainingData, cache_of, make_training_data
 
 PROMPT_TOKENS = 16
 SAMPLE_TOKENS = 100
@@ -83,7 +83,9 @@ def log_speed(job: Job, data: TrainingData, hardware: Hardware, *, step: int) ->
     row |= {} if hardware.kind == "cpu" else _estimated_speed(job, data, hardware, rate=rate)
     job.record.row("speed", step=step, **row)
     named = (f"{name.replace('_', ' ')} {format_value(name, value)}" for name, value in row.items())
-    missing = [] if job.plan.world == 1 else ["communication is not measured"]
+    missing = []
+    if job.plan.world > 1 and "gradient_wait" not in row:
+        missing.append(f"communication is not measured with {job.plan.strategy}: make profile shows it")
     if hardware.kind != "cpu" and "model_flop_utilization" not in row:  # of CPUs there is no catalogue
         missing += [
             f"no estimate and no FLOP utilization: {hardware.devices[0].name} is not in the catalogue"
@@ -97,16 +99,23 @@ def _estimated_speed(job: Job, data: TrainingData, hardware: Hardware, *, rate: 
     from train.planning.memory_estimate import MemoryTraces
     from train.planning.step_estimate import gpu_of_hardware, step_time_of
 
-    plan, gpu = job.plan, gpu_of_hardware(hardware)
+    plan, gpu, flop = job.plan, gpu_of_hardware(hardware), data.flop_per_sample or 0
+    if job.config.grad_checkpoint not in (None, "none"):  # what is computed again is no FLOP of the model
+        plain = job.config.replace(grad_checkpoint="none")
+        flop = make_training_data(plain, data.dataset).flop_per_sample or 0
     if gpu is None:
         return {}
     found = MemoryTraces(job.config, data).of(step_settings(plan), hardware)
     time = step_time_of(plan, found, data, gpu, per_node=hardware.per_node)
     peak = peak_flop_per_second(gpu, precision=plan.precision) * plan.layout.devices
+    ends = zip(time.exposed_seconds, (time.fastest_seconds, time.slowest_seconds), strict=True)
+    waits = sorted(exposed / seconds for exposed, seconds in ends)
+    measured = bool(job.backend.waited_seconds())
     return {
         "least_samples_per_second": plan.effective_batch / time.slowest_seconds,
         "most_samples_per_second": plan.effective_batch / time.fastest_seconds,
-        "model_flop_utilization": rate * (data.flop_per_sample or 0) / peak,
+        **({"least_gradient_wait": waits[0], "most_gradient_wait": waits[1]} if measured else {}),
+        "model_flop_utilization": rate * flop / peak,
     }
 
 

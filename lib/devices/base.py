@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from lib.distributed.fsdp import Gatherer, shard_model, single_replica
 from lib.errors import ToolkitError
 from lib.plan.types import PARTS_OF_STATE, Kind, Layout, Precision
+
+if TYPE_CHECKING:
+    from lib.distributed.gradient_wait import GradientWait
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
@@ -71,6 +74,14 @@ class Backend:
     def without_gradient_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:  # noqa: ARG002
         """Return a context in which backward passes do not sync gradients (all but the last micro-batch)."""
         return contextlib.nullcontext()
+
+    def backward(self, loss: Tensor, gradient: Tensor, *, last: bool) -> None:  # noqa: ARG002
+        """Run the backward pass of a micro-batch from `gradient` of `loss`. last: of its optimizer step."""
+        torch.autograd.backward(loss, gradient)
+
+    def waited_seconds(self) -> dict[str, float]:
+        """Return seconds of waiting for other ranks so far, by column of metrics, where they are measured."""
+        return {}
 
     def average_gradients(self, model: nn.Module) -> None:
         """Average gradients over ranks, where the backward pass of the wrapped model has not done so."""
@@ -133,9 +144,14 @@ class Backend:
         elif self.device.type == "mps":
             torch.mps.empty_cache()
 
-    def compilations(self) -> dict[str, float]:
-        """Return columns of a row of metrics on compilation so far, where the device compiles; else none."""
-        return {}
+    def compilations(self, *, compiled: bool) -> dict[str, float]:
+        """Return columns of a row of metrics on compilation in this process, if the model is `compiled`."""
+        if not compiled:
+            return {}
+        from torch._dynamo.utils import calculate_time_spent, counters
+
+        graphs, seconds = counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]
+        return {"compilations": graphs, "compile_seconds": seconds}
 
     def peak_memory_bytes(self) -> int | None:
         """Peak bytes allocated by tensors, over the devices; None where it is not counted."""
@@ -161,6 +177,8 @@ class Backend:
 class DistributedBackend(Backend):
     """Backend of one of several processes, started by `launch`."""
 
+    _gradient_wait: GradientWait | None = None  # where DDP averages gradients
+
     def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int, devices: int = 1) -> None:
         from lib.distributed.rank_stores import open_rank_store
 
@@ -176,6 +194,9 @@ class DistributedBackend(Backend):
 
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:
         """Wrap `model` in DistributedDataParallel."""
+        from lib.distributed.gradient_wait import GradientWait
+
+        self._gradient_wait = GradientWait(self.device) if self.device.type in ("cpu", "cuda") else None
         ids = [self.device.index] if self.device.type == "cuda" else None
         # The older of the two names is deprecated (torch 2.13).
         known = inspect.signature(DistributedDataParallel).parameters
@@ -193,6 +214,16 @@ class DistributedBackend(Backend):
         if isinstance(model, DistributedDataParallel):
             return model.no_sync()
         return single_replica(model)  # unsharded gradients would need the memory that sharding saves
+
+    def backward(self, loss: Tensor, gradient: Tensor, *, last: bool) -> None:
+        """Run a backward pass; time how long the last one of a step waits for DDP's reduction."""
+        timed = last and self._gradient_wait is not None
+        with self._gradient_wait.after(loss) if timed else contextlib.nullcontext():
+            super().backward(loss, gradient, last=last)
+
+    def waited_seconds(self) -> dict[str, float]:
+        """Return the seconds in which computed gradients waited for those of other ranks; not of FSDP's."""
+        return {} if self._gradient_wait is None else {"gradient_wait": self._gradient_wait.seconds()}
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
         """Sum `tensor` over ranks, in place."""

@@ -50,7 +50,7 @@ class XlaBackend(Backend):
         """Execute the recorded operations and wait for them."""
         torch_xla.sync(wait=True)
 
-    def compilations(self) -> dict[str, float]:
+    def compilations(self, *, compiled: bool) -> dict[str, float]:  # noqa: ARG002
         """Return the graphs that this process has compiled, and their seconds, as torch_xla counts them."""
         found = xla_metrics.metric_data("CompileTime")  # None before the first
         count, nanoseconds = found[:2] if found else (0, 0)

@@ -64,8 +64,8 @@ def step_settings(plan: Plan) -> StepSettings:
     )
 
 
-# Keys of a prediction for operators that launch a kernel: of a micro-batch, and of the update.
-LAUNCHES = ("launches of a micro-batch", "launches of the update")
+# Keys of a prediction for work: FLOP and launches of kernels of a micro-batch, and launches of the update.
+WORK = ("FLOP of a micro-batch", "launches of a micro-batch", "launches of the update")
 # Key of a prediction for bytes that are in no tensor but lost between tensors in the allocator's segments.
 GAPS = "gaps"
 Parts: TypeAlias = Mapping[str, int]
@@ -78,7 +78,7 @@ class MemoryEstimator(Protocol):
     """
 
     def __call__(self, step: StepSettings, /) -> Parts:
-        """Return bytes at the peak by category, and GAPS and LAUNCHES if known.
+        """Return bytes at the peak by category, and GAPS and WORK if known.
 
         Raises RefusedBatchError where the model cannot take such a micro-batch.
         """
@@ -86,7 +86,7 @@ class MemoryEstimator(Protocol):
 
 def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) -> Memory:
     """Return the predicted need of `step` on a device with `free_bytes`, reserve included."""
-    parts = {name: size for name, size in predict(step).items() if name not in LAUNCHES}
+    parts = {name: size for name, size in predict(step).items() if name not in WORK}
     gaps = parts.pop(GAPS, 0)
     peak = sum(parts.values())
     factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if step.compile else 1.0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from lib.plan.gpus import PCIE_BYTES_PER_SECOND, Gpu
 from lib.plan.sharding import exposed_seconds
 from lib.plan.types import Branch, Precision
-from lib.units import seconds_text
+from lib.units import flop_text, seconds_text
 
 # Share of the peak that optimised training programs reach, from the rates that they publish: compiled GPT-2
 # 29 % (modded-nanogpt, AdamW) to 41 % (llm.c) on H100, small ResNets on A100 25 to 37 % (cifar10-airbench).
@@ -67,10 +67,14 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Estimated seconds of one optimizer step, and their bound."""
+    """Estimated seconds of one optimizer step, and their bound.
+
+    exposed_seconds: of them, at the fastest and the slowest, communication that no computation hides.
+    """
 
     fastest_seconds: float
     slowest_seconds: float
+    exposed_seconds: tuple[float, float] = (0.0, 0.0)
     bound: str  # arithmetic, memory, launching kernels; two of them where they are near each other
     reason: str
 
@@ -103,7 +107,7 @@ def estimate_step_time(
     )
     low, high = (f"{share:.0%}" for share in FLOP_SHARES)
     units = precision if _has_units(gpu, precision) else f"fp32 (no units for {precision})"
-    computed = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
+    computed = f"{flop_text(work.flop)} at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
     low, high = (f"{share:.0%}" for share in BANDWIDTH_SHARES)
     carried = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
     assumed = f"{seconds_text(*launch)} each{', our assumption for compiled models' if compiled else ''}"
@@ -121,6 +125,7 @@ def estimate_step_time(
     return StepTime(
         fastest_seconds=fastest + exposed[0],
         slowest_seconds=slowest + exposed[1],
+        exposed_seconds=(exposed[0], exposed[1]),
         bound=" or ".join(bounds),
         reason="; ".join(reasons),
     )

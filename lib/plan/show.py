@@ -76,7 +76,7 @@ def plain_text(plan: Plan, *, columns: int = 100) -> str:
 def hanging(head: str, text: str, *, columns: int, indent: str) -> list[str]:
     """Wrap `text` beside `head`, or under it, with `indent`, where there are too few columns."""
     if columns >= NARROW_COLUMNS:
-        return textwrap.wrap(head + text, columns, subsequent_indent=" " * len(head))
+        return textwrap.wrap(head + text, columns, subsequent_indent=" " * len(head), break_long_words=False)
     return [head.rstrip(), *textwrap.wrap(text, columns, initial_indent=indent, subsequent_indent=indent)]
 
 
@@ -162,7 +162,7 @@ def why_divisor(split: Split, *, bound: int, norm_batch: int) -> str:
     if micro_batch < bound:
         multiple = f" and multiple of NORM_BATCH = {norm_batch}" if norm_batch else ""
         return f"; the largest divisor of {per_device}{multiple} is {micro_batch}"
-    return f"; divides {per_device}"
+    return f"; divides {per_device}" if micro_batch < per_device else ""
 
 
 def why_shares(shares: Sequence[int], *, rows: int, noun: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lib.errors import PlanError
-from lib.plan.fitting import LAUNCHES, NoRoomError, Split, predicted
+from lib.plan.fitting import WORK, NoRoomError, predicted
 from lib.plan.gpus import MAX_DEVICES, find_gpu
 from lib.plan.placement import NAMES
 from lib.plan.roofline import (
@@ -154,9 +154,9 @@ def _cannot_be_beaten(candidate: Candidate) -> bool:
     facts, gpu = candidate.context.facts, find_gpu(candidate.context.placement.name)
     if candidate.seconds is None or gpu is None or facts.flop_per_sample is None:
         return True
-    per_sample = facts.flop_per_sample + sum(branch.flop_per_sample for branch in facts.branches or ())
+    frozen = sum(branch.flop_per_sample for branch in facts.branches or ()) * candidate.split.samples
     peak = peak_flop_per_second(gpu, precision=candidate.context.step.precision)
-    return _as_fast(candidate.seconds[0], per_sample * candidate.split.samples / (FLOP_SHARES[1] * peak))
+    return _as_fast(candidate.seconds[0], (_work(candidate)[0] + frozen) / (FLOP_SHARES[1] * peak))
 
 
 def _obstacle(context: SizingContext) -> Decision[str] | None:
@@ -252,15 +252,15 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
     if gpu is None or facts.flop_per_sample is None or facts.units is None or memory is None:
         return None
     assert split is not None
-    whole = held(facts.units, Layout(strategy="single", world=1, shard=1))
+    whole, (flop, launches) = held(facts.units, Layout(strategy="single", world=1, shard=1)), _work(candidate)
     trained = StepWork(
-        flop=facts.flop_per_sample * split.samples,
+        flop=flop,
         accumulation=split.accumulation,
         weight_bytes=ELEMENT_BYTES * whole.parameters,
         gradient_bytes=ELEMENT_BYTES * whole.gradients,
         optimizer_bytes=memory.parts.get("optimizer", 0),
         activation_bytes=memory.parts.get("activations", 0) * split.accumulation,
-        launches=_launches(context, split),
+        launches=launches,
     )
     if layout.strategy == "pipeline":
         trained = slowest_stage(trained, facts, layout)
@@ -292,11 +292,20 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
     return fastest, slowest
 
 
-def _launches(context: SizingContext, split: Split) -> int:
-    """Return the predicted operators of a step that launch a kernel; 0 where they are not known."""
+def _work(candidate: Candidate) -> tuple[float, int]:
+    """Return the FLOP of one device in a step, without frozen models, and its operators that launch a kernel.
+
+    They are those of the trace, which recomputes attention as kernels do. Without one the FLOP are counted by
+    sample, and no operators are known.
+    """
+    context, split, facts = candidate.context, candidate.split, candidate.context.facts
+    assert split is not None
     step = replace(context.step, micro_batch=split.micro_batch, accumulates=split.accumulation > 1)
-    each, update = (context.predict(step).get(name, 0) if context.predict else 0 for name in LAUNCHES)
-    return split.accumulation * each + update
+    traced = context.predict(step) if context.predict else {}
+    flop, each, update = (traced.get(name, 0) for name in WORK)
+    if not flop or facts.branches is not None:  # traced with the frozen models
+        return (facts.flop_per_sample or 0) * split.samples, split.accumulation * each + update
+    return split.accumulation * flop, split.accumulation * each + update
 
 
 def _best(possible: Sequence[Candidate]) -> Candidate:
@@ -333,7 +342,8 @@ def _verdict(candidate: Candidate, chosen: Candidate, *, requested: str) -> str:
     if candidate.seconds is None or chosen.seconds is None:
         return "fits, but is less simple"
     if _as_fast(candidate.seconds[0], chosen.seconds[0]):
-        return f"at most {TIE - 1:.0%} or {seconds_text(SHORT_SECONDS)} faster, and less simple"
+        faster = f"at most {TIE - 1:.0%} or {seconds_text(SHORT_SECONDS)}"
+        return f"{faster if candidate.seconds[0] < chosen.seconds[0] else 'not'} faster, and less simple"
     return f"estimated to take {candidate.seconds[0] / chosen.seconds[0]:.2f} times as long"
 
 
@@ -365,7 +375,7 @@ def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Itera
     widest = max(7, *(len(_name(row)) for row in strategies))
     for row in strategies:
         sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
-        need = "" if row.memory is None else f"{row.memory.need_bytes / GB:.2f} GB"
+        need = "" if row.memory is None else bytes_text(row.memory.need_bytes)
         time = "" if row.seconds is None else seconds_text(*row.seconds)
         head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<20} "
         yield from hanging(head, row.verdict, columns=columns, indent="    ")

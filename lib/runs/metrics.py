@@ -20,11 +20,16 @@ BATCH_ROWS = 1000
 _BLOCK_BYTES = 1 << 16
 
 PEAK = "peak_memory_bytes"  # column: of training so far, in the process that writes the rows
-SHARES = ("data_wait", "device_utilization", "model_flop_utilization")  # of the time, of the peak
+SHARES = (
+    "data_wait",
+    "gradient_wait",
+    "device_utilization",
+    "model_flop_utilization",
+)  # of time, of the peak
 # Columns of metrics.jsonl and of results by which nothing is judged.
 NOT_METRICS = frozenset(
     {"step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
-    | {*SHARES}
+    | {*SHARES, "compilations", "compile_seconds"}
     | {"samples", "bytes", "chars", "tokens"}
 )
 _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "mae", "rmse")
@@ -43,7 +48,9 @@ def higher_is_better(metric: str) -> bool:
 
 def format_value(name: str, value: float) -> str:
     """Format a column: a share as per cent, anything else with four digits or as a whole number."""
-    return f"{value:.1%}" if name in SHARES else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if name.removeprefix("least_").removeprefix("most_") in SHARES:
+        return f"{value:.1%}"
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 class MetricsWriter:

@@ -35,8 +35,9 @@ SLOWER = {"learning_rate": 0.001}
 NORMALISED = Case(model="resnet18", norm_batch=4, effective=28, micro_batch=8, settings=SLOWER)
 MODELS: dict[str, tuple[Case, tuple[str, ...]]] = {
     "lenet5": (Case(micro_batch=5, settings={}), IMAGES),
-    "resnet18": (NORMALISED, IMAGES),
+    "resnet18": (NORMALISED, (DROPOUT, *IMAGES)),
     "resnet50": (dataclasses.replace(NORMALISED, model="resnet50"), IMAGES),
+    "mlp": (Case(model="mlp", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     "gpt2": (Case(model="gpt2", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     "resnet_bk": (Case(model="resnet_bk", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     **{name: (Case(**case), OTHERS) for name, case in merged("DISTRIBUTED").items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,19 @@ from tests.support.training import largest_difference
 pytestmark = pytest.mark.slow
 
 # Plain batch normalisation depends on the micro-batch, and the others end by their clocks.
-PORTABLE = ["ghost", "padded ghost", "padded", "ragged", "counted", *merged("DISTRIBUTED")]
+PORTABLE = [
+    "ghost",
+    "padded ghost",
+    "ghost of large images",
+    "padded",
+    "ragged",
+    "counted",
+    *merged("DISTRIBUTED"),
+]
 WITH_A_CARRY = [name for names in told_of("WITH_A_CARRY") for name in names]
 SMALL = [name for name in MODELS if name not in LARGE]
 PAIRWISE = pairwise(SMALL)
+WORLDS = [*(pytest.param(world, marks=pytest.mark.long) for world in (5, 7))]
 
 
 @pytest.fixture(scope="module")
@@ -32,37 +43,44 @@ def one() -> dict[str, Outcome]:
     return {name: outcome(CASES[name], Backend("cpu")) for name in PORTABLE}
 
 
-@pytest.fixture(
-    scope="module", params=[2, *(pytest.param(world, marks=pytest.mark.long) for world in (3, 5, 7))]
-)
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long), *WORLDS])
 def ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Outcome]]:
     """What each of several processes has at the end of each case."""
     world = int(request.param)
-    directory = made_once(tmp_path_factory, f"ranks-{world}", lambda directory: trained_by(world, directory))
+    directory = made_once(tmp_path_factory, f"ranks-{world}", partial(trained_by, world))
     return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
 
 
-def trained_by(world: int, directory: Path, *which: str) -> None:
+def trained_by(world: int, directory: Path, which: Sequence[str] = ()) -> None:
     run_worker("ddp_worker", directory, world, *which)
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome]]:
-    """What each of three processes makes of the combinations of options."""
-    directory = made_once(tmp_path_factory, "pairwise", lambda directory: trained_by(3, directory, *SMALL))
-    return [torch.load(directory / f"{rank}.pt") for rank in range(3)]
+@pytest.fixture(scope="module", params=[2, 3, *WORLDS])
+def combined(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Outcome]]:
+    """What each of several processes makes of the combinations of options."""
+    world = int(request.param)
+    make = partial(trained_by, world, which=SMALL)
+    directory = made_once(tmp_path_factory, f"pairwise-{world}", make)
+    return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
+
+
+@cache
+def alone(case: str) -> Outcome:
+    return outcome(PAIRWISE[case], Backend("cpu"))
 
 
 @pytest.mark.parametrize("case", PAIRWISE)
-def test_options_change_nothing_together(case: str, three: list[dict[str, Outcome]]) -> None:
-    assert_the_same(case, outcome(PAIRWISE[case], Backend("cpu")), three)
+def test_options_change_nothing_together(case: str, combined: list[dict[str, Outcome]]) -> None:
+    assert_the_same(case, alone(case), combined)
 
 
 @pytest.mark.long
 def test_options_change_nothing_together_in_a_large_network(tmp_path: Path) -> None:
-    trained_by(3, tmp_path, *LARGE)
+    trained_by(3, tmp_path, LARGE)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     for name, case in pairwise(LARGE).items():
         assert_the_same(name, outcome(case, Backend("cpu")), ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lib.units import range_text, seconds_text
+from lib.units import flop_text, range_text, seconds_text
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,25 @@ from lib.units import range_text, seconds_text
         ((7200.0,), "2 hours"),
         ((2.6e-3, 13e-3), "2.6 to 13 ms"),
         ((0.202, 1.01), "0.202 to 1.01 s"),
-        ((40.0, 90.0), "0.667 to 1.5 minutes"),
+        ((40.0, 90.0), "40 to 90 s"),
+        ((3000.0, 5400.0), "50 to 90 minutes"),
+        ((3600.0, 7200.0), "1 to 2 hours"),
+        ((0.5, 7200.0), "0.5 to 7,200 s"),
         ((0.0, 0.0), "less than 0.001 us"),
-        ((0.0, 2.0), "less than 0.001 to 2 s"),
+        ((0.0, 2.0), "up to 2 s"),
     ],
 )
-def test_a_time_has_the_unit_of_its_longer_end(seconds: tuple[float, ...], text: str) -> None:
+def test_a_time_has_one_unit_that_both_ends_can_be_read_in(seconds: tuple[float, ...], text: str) -> None:
     assert seconds_text(*seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("flop", "text"),
+    [(3.87e8, "387 MFLOP"), (2.5e9, "2.5 GFLOP"), (3.059e14, "306 TFLOP"), (20, "2e-05 MFLOP")],
+)
+def test_operations_have_a_unit(flop: float, text: str) -> None:
+    assert flop_text(flop) == text
+
+
 def test_what_is_below_the_least_has_no_figures() -> None:
-    assert range_text(0.001, 0.02, least=0.01) == "less than 0.01 to 0.02"
+    assert range_text(0.001, 0.02, least=0.01) == "up to 0.02"

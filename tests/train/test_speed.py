@@ -40,15 +40,22 @@ def test_the_speed_of_a_run_is_the_median_of_its_rows_but_the_first(tmp_path: Pa
         record.row("train", step=step, epoch=0.0, loss=1.0, **row(step, rate, rate / 1000))
         if step == 0:
             assert record.speed()["samples_per_second"] == 1.0, "there is no other row"
-    assert record.speed() == {"samples_per_second": 30.0, "data_wait": 0.03, "first_step_seconds": 0.0}
+    expected = {"samples_per_second": 30.0, "data_wait": 0.03, "first_step_seconds": 0.0}
+    assert record.speed() == expected
+    for step in (4, 5):
+        compiled = {"compilations": step, "compile_seconds": 10.0 * step}  # since the process began
+        record.row("train", step=step, epoch=0.0, loss=1.0, **row(step, 30.0, 0.03, **compiled))
+    assert record.speed() == expected | {"compile_seconds": 50.0}
     record.close()
 
 
 class Measured(MemoryRecord):
     """A record of a run that has trained at a known speed."""
 
+    waited: Mapping[str, float] = {}
+
     def speed(self) -> Mapping[str, float]:
-        return {"samples_per_second": 1000.0, "data_wait": 0.25, "first_step_seconds": 2.0}
+        return {"samples_per_second": 1000.0, "data_wait": 0.25, **self.waited, "first_step_seconds": 2.0}
 
 
 def logged(hardware: Hardware) -> tuple[dict[str, Any], str]:
@@ -81,6 +88,45 @@ def test_on_a_gpu_of_the_catalogue_it_is_beside_the_estimate() -> None:
     least, most = found["least_samples_per_second"], found["most_samples_per_second"]
     assert 16 / 0.1 < least < most < 16 / 1e-6
     assert "least samples per second " in text and "model flop utilization 0.0%" in text and "; " not in text
+
+
+def test_several_processes_have_the_wait_for_gradients_beside_its_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A strategy whose communication is not timed is named."""
+    monkeypatch.setattr("train.planning.step_estimate.traffic_seconds", lambda *_, **__: 0.001)
+    for strategy, waited in (("ddp", {"gradient_wait": 3.0}), ("fsdp", {})):
+        config, record = small_config(), Measured()
+        data = random_data(config, shape=(1, 28, 28), train_size=64)
+        job = small_job(config, small_plan(16), data, record=record)
+        job.plan = small_plan(16, world=2, strategy=strategy, shard=2 if strategy == "fsdp" else 1)
+        job.backend.waited_seconds = lambda waited=waited: waited  # type: ignore[method-assign, misc]
+        record.waited = dict.fromkeys(waited, 0.2)
+        log_speed(job, data, H100, step=7)
+        (found,), text = record.of_kind("speed"), record.said[-1]
+        if waited:
+            assert 0 <= found["least_gradient_wait"] <= found["most_gradient_wait"] < 1
+            for end in ("most", "least"):  # half of the computation hides communication
+                step = 32 / found[f"{end}_samples_per_second"]
+                assert found[f"{end}_gradient_wait"] == pytest.approx(0.002 / step - 1)
+            assert "gradient wait 20.0%" in text and "%, most gradient wait " in text and "; " not in text
+        else:
+            assert text.endswith("; communication is not measured with fsdp: make profile shows it")
+            assert "gradient_wait" not in "".join(found)
+
+
+@pytest.mark.slow
+def test_what_the_compiler_took_is_counted() -> None:
+    import torch._dynamo
+
+    backend = Backend("cpu")
+    before = backend.compilations(compiled=True)
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="eager", dynamic=False)
+    compiled(torch.ones(3)), compiled(torch.ones(3)), compiled(torch.ones(4))
+    after = backend.compilations(compiled=True)
+    assert after["compilations"] == before["compilations"] + 2
+    assert after["compile_seconds"] > before["compile_seconds"]
+    assert backend.compilations(compiled=False) == {}
 
 
 def test_a_training_row_has_the_share_of_waiting_for_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.activation_checkpointing import CHOICES
-from lib.plan.cost import NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
+from lib.plan.cost import LIST, NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
 from lib.plan.fitting import StepSettings, predicted, step_settings
 from lib.plan.gpus import machine_names, parse_gpu
 from lib.plan.numerics import precision_problem
@@ -33,7 +33,7 @@ from lib.plan.sizing import Candidate
 from lib.plan.strategies import format_strategies
 from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, Hardware, Plan
 from lib.tiers import with_tier
-from lib.units import aligned, bytes_text, columns, range_text
+from lib.units import aligned, bytes_text, columns, flop_text, range_text
 from train.initial_weights import check_file
 from train.job import budget_of, warm_up_text
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
@@ -241,7 +241,7 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     yield f"{outlook.steps_per_epoch:.1f} optimizer steps an epoch"
     if outlook.warm_up:
         yield outlook.warm_up
-    work = f"{outlook.step_flop / 1e12:.4g} TFLOP (1e12 operations: products, convolutions, attention)"
+    work = f"{flop_text(outlook.step_flop)} of matrix products, convolutions and attention"
     yield f"Work of a step on each device: {work}"
     if outlook.step_time is not None:
         yield str(outlook.step_time)
@@ -306,7 +306,7 @@ def _compare(
         if isinstance(found, Outlook) and found.cost.price is not None:
             sources.setdefault(found.cost.price.source, []).append(name)
     for source, priced in sources.items():
-        print(f"Money: {source}: {', '.join(priced)}")
+        print(f"Money: {source}{': ' + ', '.join(priced) if price == LIST else ' an hour for each device'}")
     return 2 if none else 0
 
 
@@ -333,8 +333,10 @@ def _cells(found: Outlook | PlanError, price: str) -> tuple[str, ...]:
     if isinstance(found, PlanError):
         return *[""] * (len(_HEAD) - 2), f"no: {found}"
     decided, memory, cost = found.plan, found.plan.memory, found.cost
+    ragged = decided.last_micro_batch < decided.micro_batch
     return (
-        f"{decided.micro_batch} x {decided.accumulation}",
+        f"{decided.micro_batch} x {decided.accumulation - ragged}"
+        + f" + {decided.last_micro_batch}" * ragged,
         f"{decided.precision}{', compiled' if decided.compile else ''}",
         "" if memory is None else format_need(memory),
         "" if found.step_time is None else found.step_time.span,

@@ -23,7 +23,7 @@ from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
-from lib.plan.fitting import GAPS, LAUNCHES, MemoryEstimator, Parts, RefusedBatchError, StepSettings
+from lib.plan.fitting import GAPS, WORK, MemoryEstimator, Parts, RefusedBatchError, StepSettings
 from lib.plan.placement import place
 from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan, least_effective_batch
 from train import loop
@@ -161,7 +161,8 @@ class MemoryTraces:
                 peak = trace.at_peak()
                 parts["checkpoint"] = round(sum(peak.get(each, 0) * own.get(each, 1) for each in _SAVED))
             forward, backward, update = found.launches
-            return {**parts, **dict(zip(LAUNCHES, (forward + backward, update), strict=True))}
+            work = found.step_flop // (1 + step.accumulates), forward + backward, update
+            return {**parts, **dict(zip(WORK, work, strict=True))}
 
         return predict
 

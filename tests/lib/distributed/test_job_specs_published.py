@@ -33,10 +33,12 @@ def test_kubernetes_accepts_the_pods_and_no_other_field() -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="needs the package kubernetes-validate")
     version = validator.latest_version()
     for pod in (
-        pod for to in ("kubernetes",) for document in variants(to) for pod in pod_templates(document)
+        pod for to in ("kubernetes", "ray") for document in variants(to) for pod in pod_templates(document)
     ):
         validator.validate(pod, version, strict=True)
-        pod["spec"]["containers"][0]["xname"] = pod["spec"]["containers"][0].pop("volumeMounts")
+        container = pod["spec"]["containers"][0]
+        name, value = container.popitem()
+        container[f"x{name}"] = value
         with pytest.raises(validator.ValidationError):
             validator.validate(pod, version, strict=True)
 

@@ -14,6 +14,7 @@ from lib.errors import ConfigError, PlanError
 from lib.plan import roofline
 from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
+from tests.support.tokens import BLOCK, cycle, text_data
 from tests.support.training import random_data, small_config
 from train.planning.command import Outlook, _compare, _lines, _on_all_nodes, _rank, look_ahead, plan
 from train.planning.memory_estimate import MemoryTraces
@@ -56,6 +57,19 @@ def test_bytes_of_a_step_are_those_of_all_its_micro_batches(monkeypatch: pytest.
     moved = (2 * 8 + 2) * weights + 2 * 8 * weights + 2 * state + 2 * 8 * activations
     assert found.step_time.bound == "memory"
     assert found.step_time.fastest_seconds == pytest.approx(moved / (3.35e12 * BANDWIDTH_SHARES[1]), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_table_of_strategies_has_the_time_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arithmetic is the traced one, in which attention is computed again."""
+    monkeypatch.setattr(roofline, "LAUNCH_SECONDS", {False: (0.0, 0.0), True: (0.0, 0.0)})
+    monkeypatch.setattr(roofline, "BANDWIDTH_SHARES", (1e6, 1e6))
+    config = small_config("gpt2", precision="bf16", target_effective_batch=64)
+    data = text_data(config, train=cycle(80 * BLOCK))
+    found = look_ahead(config, data, parse_gpu("h100-80gx3"), MemoryTraces(config, data))
+    (chosen,) = [each for each in found.strategies if each.verdict == "chosen"]
+    assert found.step_time is not None and found.step_time.bound == "arithmetic"
+    assert chosen.seconds == pytest.approx((found.step_time.fastest_seconds, found.step_time.slowest_seconds))
 
 
 @pytest.mark.slow
@@ -133,6 +147,8 @@ def test_machines_are_sorted_by_money_where_there_is_a_price(capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("Money: list price of ") and line.endswith(": t4") for line in lines)
     assert " US dollars  yes" in lines[1]
+    assert _compare(config, data, ("t4", "h100-80g"), as_json=False, price="2") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Money: PRICE=2 an hour for each device"
 
 
 def test_machines_whose_time_or_money_is_not_known_come_last() -> None:

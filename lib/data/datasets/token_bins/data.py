@@ -131,7 +131,7 @@ def describe(options: Options, location: DataLocation) -> Dataset:
     """Return the metadata by the sizes of the files, or of a large set without files. Raises DataError."""
     vocab_size, data_dir = options.vocab_size, location.data_dir
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    lengths, content = (10**8, 10**7), f"any number of tokens below {vocab_size}"
+    lengths, content = (10**8, 10**7), "no files yet; 100,000,000 + 10,000,000 tokens are assumed"
     bins = map_bins(data_dir, vocab_size=vocab_size) if data_dir is not None else None
     if bins is not None:
         lengths = len(bins.parts[0]), len(bins.parts[1])
