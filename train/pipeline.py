@@ -180,9 +180,8 @@ class Pipeline:
             x = self._chain(x, *map(keyed, self._blocks))
             if not self._is_last:
                 return x
-            logits = self._last(x, batch.inputs)
             assert self._finish is not None
-            sums = self._finish(lambda _: logits, batch)
+            sums = self._finish(lambda *taken: self._last(x, *taken), batch)
         # Ranks without the loss must know, too, that the count is to be reduced: always a tensor.
         counted = torch.as_tensor(sums.count, device=self._backend.device)
         self._found.append(Sums(sums.loss.detach(), counted, sums.metrics))

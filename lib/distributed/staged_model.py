@@ -15,6 +15,7 @@ from lib.plan.types import StageFacts, Weight
 class Stages:
     """Parts of a model: its forward pass is `last(chain(first(inputs), *blocks), inputs)`.
 
+    last: also takes the targets if the forward pass does.
     chain: applies blocks in order, perhaps with recomputation (lib.nn.activation_checkpointing.Chain).
     first_weights, last_weights: of the parts before and after the blocks; a tied weight is in both.
     channels: the hidden states of inputs (B, T) are (B, T, channels).
@@ -23,7 +24,7 @@ class Stages:
     first: Callable[[Tensor], Tensor]
     chain: Callable[..., Tensor]
     blocks: tuple[nn.Module, ...]
-    last: Callable[[Tensor, Tensor], Tensor]
+    last: Callable[..., Tensor]
     first_weights: tuple[Tensor, ...]
     last_weights: tuple[Tensor, ...]
     channels: int

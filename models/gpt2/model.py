@@ -17,8 +17,10 @@ from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
 from lib.nn.attention import causal_attention, merge_heads, split_heads
 from lib.nn.dropout import Dropout
+from lib.nn.linear_cross_entropy import linear_cross_entropy
 
 TASK = "lm"
+TAKES_TARGETS = True
 
 INIT_STD = 0.02
 
@@ -77,13 +79,13 @@ class Backbone(nn.Module):
         """Return the input of the first block."""
         return self.dropout(x_BTC + self.position.weight[: x_BTC.shape[1]])  # type: ignore[no-any-return]
 
-    def pipeline_stages(self, head: Callable[[Tensor, Tensor], Tensor], *weights: Tensor) -> Stages:
-        """Return the parts of a pipeline. head: of hidden states and tokens, with `weights`."""
+    def pipeline_stages(self, head: Callable[..., Tensor], *weights: Tensor) -> Stages:
+        """Return the parts of a pipeline. head: of hidden states, tokens and targets, with `weights`."""
         return Stages(
             first=lambda tokens_BT: self.add_positions(self.token(tokens_BT)),
             chain=self.chain,
             blocks=tuple(self.blocks),
-            last=lambda x_BTC, tokens_BT: head(self.norm(x_BTC), tokens_BT),
+            last=lambda x_BTC, *rest: head(self.norm(x_BTC), *rest),
             first_weights=(self.token.weight, self.position.weight),
             last_weights=(*self.norm.parameters(), *weights),
             channels=self.token.embedding_dim,
@@ -110,9 +112,9 @@ class GPT2(_Model):
         self.vocab_size = spec.vocab_size
         initialise(self, layers=options.layers)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """int64 (B, T) -> (B, T, V) logits of the next token at every position."""
-        return self._head(self.backbone(tokens_BT))
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """int64 (B, T) -> (B, T, V) logits of the next token at every position; with targets, their loss."""
+        return self._head(self.backbone(tokens_BT), targets_BT)
 
     def forward_embedded(self, x_BTC: Tensor) -> Tensor:
         """Run on embeddings (B, T, C), T <= block_size."""
@@ -120,11 +122,15 @@ class GPT2(_Model):
 
     def pipeline_stages(self) -> Stages:
         """Return the parts of a pipeline."""
-        return self.backbone.pipeline_stages(lambda x_BTC, _: self._head(x_BTC), self.backbone.token.weight)
+        head = lambda x_BTC, _, targets_BT=None: self._head(x_BTC, targets_BT)  # noqa: E731
+        return self.backbone.pipeline_stages(head, self.backbone.token.weight)
 
-    def _head(self, x_BTC: Tensor) -> Tensor:
+    def _head(self, x_BTC: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         # Without the rows that pad the vocabulary.
-        return F.linear(x_BTC, self.backbone.token.weight)[..., : self.vocab_size]
+        weight_VC, classes = self.backbone.token.weight, self.vocab_size
+        if targets_BT is None:
+            return F.linear(x_BTC, weight_VC)[..., :classes]
+        return linear_cross_entropy(x_BTC.flatten(0, 1), weight_VC, targets_BT.flatten(), classes=classes)
 
 
 class TextClassifier(_Model):

@@ -19,10 +19,12 @@ from lib.data.types import TextClassSpec, TextSpec
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
 from lib.nn.dropout import Dropout
+from lib.nn.linear_cross_entropy import linear_cross_entropy
 from lib.nn.precision import full_precision
 from models.resnet_bk.scan import both_sides, continued_fraction, linear_recurrence
 
 TASK = "lm"
+TAKES_TARGETS = True
 
 HEAD_WIDTH = 4  # channels that share a resolvent
 SMALL_STD = 0.02
@@ -85,12 +87,17 @@ class LanguageModel(_Model):
         self.head = nn.Linear(options.width, spec.vocab_size) if options.form == "upstream" else None
         initialise(self, layers=options.layers)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """int64 (B, T) -> (B, T, V) logits of the next token at every position."""
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """int64 (B, T) -> (B, T, V) logits of the next token at every position; with targets, their loss."""
         x_BTC = self.backbone(tokens_BT)
-        if self.head is not None:
-            return self.head(x_BTC)  # type: ignore[no-any-return]
-        return F.linear(x_BTC, self.backbone.token.weight)
+        head = self.backbone.token if self.head is None else self.head
+        bias_V = None if self.head is None else self.head.bias
+        if targets_BT is None:
+            return F.linear(x_BTC, head.weight, bias_V)
+        classes = len(head.weight)
+        return linear_cross_entropy(
+            x_BTC.flatten(0, 1), head.weight, targets_BT.flatten(), bias_V, classes=classes
+        )
 
 
 class TextClassifier(_Model):

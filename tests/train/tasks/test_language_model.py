@@ -47,10 +47,16 @@ DELIVERY = LoaderConfig(
 )
 
 
-def forward_of(seed: int = 0) -> Callable[[Tensor], Tensor]:
-    """A random but fixed table of logits: one row for each token."""
+def forward_of(seed: int = 0) -> Callable[..., Tensor]:
+    """A random but fixed table of logits, one row for each token; with targets, the sum of their losses."""
     table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return lambda tokens_BT: table[tokens_BT]
+
+    def forward(tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        if targets_BT is None:
+            return table[tokens_BT]
+        return F.cross_entropy(table[tokens_BT].flatten(0, 1), targets_BT.flatten(), reduction="sum")
+
+    return forward
 
 
 def noise(length: int, seed: int = 0) -> np.ndarray:
@@ -63,11 +69,18 @@ def losses_of(forward: Forward, tokens: np.ndarray) -> list[float]:
     return F.cross_entropy(forward(inputs), targets, reduction="none").tolist()
 
 
-@pytest.mark.parametrize("chunked", [True, False])
-def test_the_sum_is_over_tokens_and_the_count_needs_no_device(chunked: bool) -> None:
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [{"chunked": False}, {"chunked": True}, {"chunked": True, "takes_targets": True}],
+    ids=["logits", "chunked", "targets"],
+)
+
+
+@KINDS
+def test_the_sum_is_over_tokens_and_the_count_needs_no_device(kind: dict[str, bool]) -> None:
     tokens = noise(2 * BLOCK + 1).astype(np.int64)
     rows = torch.from_numpy(np.lib.stride_tricks.sliding_window_view(tokens, BLOCK + 1)[::BLOCK].copy())
-    task = LanguageModel(text_spec(), chunked=chunked)
+    task = LanguageModel(text_spec(), **kind)
     sums = task.training(forward_of(), Batch(rows[:, :-1], rows[:, 1:]))
     assert sums.count == 2 * BLOCK and isinstance(sums.count, int)
     assert sums.loss.item() == pytest.approx(sum(losses_of(forward_of(), tokens)))
@@ -92,14 +105,14 @@ def test_the_loss_in_parts_takes_less_memory_and_the_prediction_sees_it(
     assert peak(chunked=False) - peak(chunked=True) > 512 * BLOCK * vocab * 4
 
 
-@pytest.mark.parametrize("chunked", [True, False])
-def test_with_weights_what_is_ignored_does_not_count(chunked: bool) -> None:
+@KINDS
+def test_with_weights_what_is_ignored_does_not_count(kind: dict[str, bool]) -> None:
     inputs = torch.arange(12).view(3, 4)
     targets = (inputs + 1).clone()
     targets[1, 2:] = IGNORED
-    task = LanguageModel(text_spec(), chunked=chunked)
-    for kind in (task.training, task.evaluation):
-        sums = kind(forward_of(), Batch(inputs, targets, torch.tensor([1.0, 1.0, 0.0])))
+    task = LanguageModel(text_spec(), **kind)
+    for losses in (task.training, task.evaluation):
+        sums = losses(forward_of(), Batch(inputs, targets, torch.tensor([1.0, 1.0, 0.0])))
         assert isinstance(sums.count, Tensor) and sums.count.item() == 6
         expected = F.cross_entropy(
             forward_of()(inputs[:2]).flatten(0, 1), targets[:2].flatten(), reduction="sum"

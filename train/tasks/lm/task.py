@@ -16,6 +16,7 @@ from lib.data.ngram_baseline import ngram_baseline
 from lib.data.types import LABELLED, Dataset, Spec, TextSpec
 from lib.nn import IGNORED
 from lib.nn.cross_entropy import cross_entropy
+from lib.nn.model_code import load_model
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
 from train.tasks.base import Forward, Sums, Task, no_logits, refuse_label_smoothing
@@ -29,7 +30,9 @@ def build(options: Options, spec: Spec, *, config: Config) -> Task:
     if not isinstance(spec, TextSpec):
         return classify.build(options, spec, config=config)
     refuse_label_smoothing(config, "tokens")
-    return LanguageModel(spec, chunked=config.chunked_cross_entropy)
+    chunked = config.chunked_cross_entropy
+    takes_targets = chunked and vars(load_model(config.model)).get("TAKES_TARGETS", False)
+    return LanguageModel(spec, chunked=chunked, takes_targets=takes_targets)
 
 
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:
@@ -42,22 +45,33 @@ def fault(returned: Any, spec: Spec, *, rows: int) -> str:
 class LanguageModel:
     """Cross-entropy of the next token, summed over target tokens, so that every token weighs the same."""
 
-    def __init__(self, spec: TextSpec, *, chunked: bool) -> None:
-        """chunked: compute the loss in chunks of rows (`lib.nn.cross_entropy`)."""
+    def __init__(self, spec: TextSpec, *, chunked: bool, takes_targets: bool = False) -> None:
+        """Choose where the loss is computed.
+
+        chunked:       from the logits, in chunks of rows (`lib.nn.cross_entropy`).
+        takes_targets: by the model, which takes targets and returns the sum of their losses
+                       (`lib.nn.linear_cross_entropy`), so that there are never logits of all rows.
+        """
         self.spec = spec
+        self._takes_targets = takes_targets
         self._losses = _chunked_losses if chunked else _losses
         self.targets_per_sample = spec.block_size
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return the loss. Without weights there are no IGNORED targets: the count is known on the host."""
-        loss_BT = self._losses(forward, batch)
-        if batch.weights is None:
-            return Sums(loss_BT.sum(), batch.targets.numel(), {})
-        return _weighted(loss_BT, batch)
+        if batch.weights is not None:
+            return self.evaluation(forward, batch)
+        if self._takes_targets:
+            return Sums(forward(batch.inputs, batch.targets), batch.targets.numel(), {})
+        return Sums(self._losses(forward, batch).sum(), batch.targets.numel(), {})
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         """Return the weighted loss."""
-        return _weighted(self._losses(forward, batch), batch)
+        assert batch.weights is not None
+        counted_BT = (batch.weights[:, None] > 0) & (batch.targets != IGNORED)
+        if self._takes_targets:
+            return Sums(forward(batch.inputs, batch.targets.where(counted_BT, IGNORED)), counted_BT.sum(), {})
+        return Sums((self._losses(forward, batch) * counted_BT).sum(), counted_BT.sum(), {})
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return loss in nats per token, perplexity, and bits per byte if the text's length is known."""
@@ -98,9 +112,3 @@ def _losses(forward: Forward, batch: Batch) -> Tensor:
 def _chunked_losses(forward: Forward, batch: Batch) -> Tensor:
     logits_BTV = forward(batch.inputs)
     return cross_entropy(logits_BTV.flatten(0, 1), batch.targets.flatten()).view_as(batch.targets)
-
-
-def _weighted(loss_BT: Tensor, batch: Batch) -> Sums:
-    assert batch.weights is not None
-    weights_BT = batch.weights[:, None] * (batch.targets != IGNORED)
-    return Sums((loss_BT * weights_BT).sum(), weights_BT.sum(), {})
