@@ -38,8 +38,8 @@ from lib.errors import ConfigError, ToolkitError, os_error, os_errors
 
 TEXTS = ("config", "defconfig")  # the whole .config and its minimal form
 # Stored as NAME.json: typed values of symbols, and where they came from; decisions with reasons, and the
-# hardware that they are for; facts about the data set; package versions.
-OBJECTS = ("values", "origins", "plan", "hardware", "data", "env")
+# hardware that they are for; facts about the data set, and all of it that predicting needs; package versions.
+OBJECTS = ("values", "origins", "plan", "hardware", "data", "preprocess", "env")
 
 STATUS, LOCK, CHECKPOINTS, SINKS = "status.json", "lock", "ckpt", "sinks"
 EVENTS = "events.out.tfevents."  # prefix by which TensorBoard recognizes event files
@@ -268,6 +268,10 @@ class RunDir:
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one of OBJECTS. Raises ToolkitError if it is missing or damaged."""
         return self._parsed(_file_name(name), dict)
+
+    def has(self, name: str) -> bool:
+        """Return True if there is such a file of OBJECTS: older runs lack some."""
+        return os.path.lexists(self.path / _file_name(name))
 
     def _parsed(self, file_name: str, kind: type[Parsed]) -> Parsed:
         path = self.path / file_name
