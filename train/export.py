@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import importlib.util
+import io
 import json
+import logging
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 
 from lib.config import Config
 from lib.data.datasets.tabular.data import encoded
@@ -50,76 +51,69 @@ TOLERANCE = 1e-4  # of probabilities, or of numbers in standard deviations of th
 SAMPLES = 8
 _GRAPHS = ("pt2", "onnx")
 _LARGEST_FILE = 1 << 30  # bytes of weights in an ONNX file; more are put beside it
+_REASON = 200  # characters of an exporter's, which may fill pages
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """What was written. difference: the largest from the run's own outputs; None: not compared."""
-
-    directory: Path
-    run: Path
-    step: int
-    difference: float | None
-
-
-def export(
-    name: str,
-    *,
-    root: Path,
-    runs: Path,
-    directory: Path,
-    layout: str = "huggingface",
-    best: bool = False,
-    log: Callable[[str], None] = lambda _: None,
-) -> Exported:
-    """Write the model of run `name` to `directory` in the format `layout`, one of FORMATS.
-
-    The files are loaded by another process, which knows nothing of this project, and compared with the run;
-    nothing is left of files that differ. Raises ConfigError for a format that is not possible, ToolkitError
-    where the files differ from the run.
-    """
-    _check_request(layout, directory)
-    check = partial(_check_run, layout)
-    restored = restore(name, root=root, runs=runs, best=best, needs_data=False, check=check)
-    return export_with(restored, directory=directory, layout=layout, log=log)
-
-
-def export_with(
-    restored: Restored, *, directory: Path, layout: str, log: Callable[[str], None] = lambda _: None
-) -> Exported:
-    """Write the model of a run that is restored already; see `export`."""
-    _check_request(layout, directory)
-    job, spec = restored.job, restored.data.dataset.spec
-    answers = _check_run(layout, job.config)
-    samples = None if answers is None else _samples(spec)
-    with _staged(directory) as folder:
-        with evaluated_weights(job):
-            outputs = None if samples is None or answers is None else _own_outputs(restored, answers, samples)
-            model = copy.deepcopy(job.model).to("cpu", memory_format=torch.contiguous_format).eval()
-        with ModelCode(job.config.model, torchs=True), _quiet():
-            if layout in _GRAPHS:
-                assert samples is not None and answers is not None
-                configure_recomputation(model, "none")
-                _write_graph(Graph(model, spec, answers), samples, folder / f"model.{layout}")
-            else:
-                _write_weights(model, job.config, layout, folder)
-        if samples is not None and outputs is not None:
-            np.savez(folder / "check.npz", inputs=samples.given, outputs=outputs)
-        difference = _difference_outside(folder, layout, model, outputs, spec, log)
-        facts = facts_of(restored, layout=layout, difference=difference)
-        (folder / "model.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        (folder / "README.md").write_text(card(restored, facts), "utf-8")
-    return Exported(directory=directory, run=restored.run.path, step=restored.step, difference=difference)
+# Run in the folder of the files, after LOADS.
+_OUTPUTS = f"""
+import numpy
+inputs = numpy.load("check.npz")["inputs"]
+numpy.savez("found.npz", *[predict(inputs[:rows]) for rows in ({SAMPLES}, 3, 1)])
+"""
+_WEIGHTS = """
+import numpy
+numpy.savez("found.npz", **{name: weight.numpy() for name, weight in weights.items()})
+"""
 
 
 def command(name: str, *, root: Path, runs: Path, best: bool, directory: Path, layout: str) -> int:
-    """Export a run and say what was compared."""
-    done = export(name, root=root, runs=runs, best=best, directory=directory, layout=layout, log=log)
-    compared = (
-        "" if done.difference is None else f", at most {done.difference:.1e} from the run's own outputs"
+    """Export run `name` to `directory`; print how much its answers differ from the run's."""
+    _check_request(layout, directory)
+    restored = restore(
+        name, root=root, runs=runs, best=best, needs_data=False, check=partial(_answers, layout)
     )
-    log(f"{done.run}, step {done.step}: written to {directory}{compared}")
+    difference = export(restored, directory=directory, layout=layout, log=log)
+    compared = "" if difference is None else f", at most {difference:.1e} from the run's own outputs"
+    log(f"{restored.run.path}, step {restored.step}: written to {directory}{compared}")
     return 0
+
+
+def export(
+    restored: Restored,
+    *,
+    directory: Path,
+    layout: str = "huggingface",
+    log: Callable[[str], None] = lambda _: None,
+) -> float | None:
+    """Write the model of a run to `directory` in the format `layout`, one of FORMATS.
+
+    The files are loaded by another process, which knows nothing of this project, and compared with the run:
+    the largest difference of outputs is returned, None where only weights were compared. Nothing is left of
+    files that differ by more than TOLERANCE. Raises ConfigError for a format that is not possible,
+    ToolkitError where the files differ or cannot be loaded.
+    """
+    _check_request(layout, directory)
+    job, spec = restored.job, restored.data.dataset.spec
+    answers = _answers(layout, job.config)
+    with _staged(directory) as folder, evaluated_weights(job):
+        model = copy.deepcopy(job.model).to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+        outputs = None
+        if answers is not None:
+            given, stored = _samples(spec)
+            outputs = _own_outputs(restored, answers, stored)
+            np.savez(folder / "check.npz", inputs=given, outputs=outputs)
+        impossible = partial(_impossible, job.config, layout)
+        with ModelCode(job.config.model, impossible, torchs=True), _quiet():
+            if layout in _GRAPHS:
+                assert answers is not None
+                configure_recomputation(model, "none")
+                _write_graph(Graph(model, spec, answers), given, folder / f"model.{layout}", impossible)
+            else:
+                _write_weights(model, job.config, layout, folder)
+        difference = _difference_outside(folder, layout, model, outputs, spec, log)
+        facts = facts_of(restored, layout=layout, difference=difference)
+        (folder / "model.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        (folder / "README.md").write_text(card(facts), "utf-8")
+    return difference
 
 
 def _check_request(layout: str, directory: Path) -> None:
@@ -132,13 +126,16 @@ def _check_request(layout: str, directory: Path) -> None:
                 why=f"it is an extra: FORMAT={layout} needs it",
                 todo=f"install it, for example with .venv/bin/pip install {' '.join(FORMATS[layout])}",
             )
-    if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"DIRECTORY={directory} is a file", todo="name a folder")
     check_writable(directory / "model", "DIRECTORY")
 
 
-def _check_run(layout: str, config: Config) -> Answers | None:
-    """Return how the task answers, None where only weights are written of a task that does not."""
+def _impossible(config: Config, layout: str, why: str) -> ConfigError:
+    what, reason = f"FORMAT={layout} is not possible for {config.model}", why.partition(". ")[0][:_REASON]
+    return ConfigError(what, why=reason, todo="FORMAT=safetensors writes its weights")
+
+
+def _answers(layout: str, config: Config) -> Answers | None:
+    """Return how the task answers, None where that is not needed and unknown. Raises ConfigError."""
     if layout == "huggingface":
         load_layout(config.model)
     try:
@@ -163,62 +160,48 @@ def _staged(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporters, about their own code
-        yield
+    """Silence exporters, whose warnings are about their own code, and who print graphs that fail."""
+    sink = io.StringIO()
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Generated samples. given: to the exported graph. stored: the same as in an ArrayPart."""
-
-    given: npt.NDArray[Any]
-    stored: npt.NDArray[Any]
-
-
-def _samples(spec: Any) -> Samples:
-    """Return SAMPLES samples of any content. Raises ConfigError for data that have no such graph."""
-    seed, shape = key("export", spec.name), (SAMPLES, *spec.input_shape)
+def _samples(spec: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Generate samples: as they are given to an exported graph, and as in an ArrayPart."""
+    seed, shape = key("export"), (SAMPLES, *spec.input_shape)
     if isinstance(spec, ImageSpec):
-        pixels = noise_bytes(seed, shape)
-        return Samples(pixels, pixels)
-    if hasattr(spec, "columns"):
-        return _table_samples(spec.columns, seed)
-    if hasattr(spec, "vocab_size"):
-        tokens = integers(seed, shape, below=spec.vocab_size - hasattr(spec, "pad"))
+        given: npt.NDArray[Any] = noise_bytes(seed, shape)
+    elif hasattr(spec, "columns"):
+        spread = uniform(seed, (len(spec.columns), SAMPLES), low=-2, high=2).astype(np.float64)
+        pairs = [*zip(spec.columns, spread, strict=True)]
+        # Numbers about the mean of each column; of its categories one after the other.
+        cells = [np.arange(SAMPLES) % len(c.values) if c.values else c.mean + c.std * s for c, s in pairs]
+        given = np.stack(cells, axis=1).astype(np.float64)
+        texts = {
+            column.name: [column.values[int(x)] if column.values else repr(float(x)) for x in own]
+            for column, own in zip(spec.columns, given.T, strict=True)
+        }
+        return given, encoded(spec.columns, Table(Path("samples"), texts, ""), np.arange(SAMPLES))
+    else:
+        given = integers(seed, shape, below=spec.vocab_size - hasattr(spec, "pad"))
         if hasattr(spec, "pad"):
-            tokens[1::2, -(shape[1] // 2) :] = spec.pad
-        return Samples(tokens, tokens)
-    raise ConfigError(f"samples of {spec.name} are not images, texts or rows of a table")
+            given[1::2, -(shape[1] // 2) :] = spec.pad
+    return given, given
 
 
-def _table_samples(columns: tuple[Column, ...], seed: int) -> Samples:
-    """Numbers about the mean of each column, and its categories in turn."""
-    spread = uniform(seed, (len(columns), SAMPLES), low=-2, high=2).astype(np.float64)
-    given = np.stack(
-        [
-            np.arange(SAMPLES) % len(column.values) if column.values else column.mean + column.std * own
-            for column, own in zip(columns, spread, strict=True)
-        ],
-        axis=1,
-    ).astype(np.float64)
-    texts = {
-        column.name: [column.values[int(value)] if column.values else repr(float(value)) for value in own]
-        for column, own in zip(columns, given.T, strict=True)
-    }
-    return Samples(given, encoded(columns, Table(Path("samples"), texts, ""), np.arange(SAMPLES)))
-
-
-def _own_outputs(restored: Restored, answers: Answers, samples: Samples) -> npt.NDArray[Any]:
+@torch.no_grad()
+def _own_outputs(restored: Restored, answers: Answers, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return what the run answers in single precision, by the way that evaluation takes."""
     job, spec = restored.job, restored.data.dataset.spec
     configure_numerics("fp32", deterministic=job.config.deterministic)
     single = dataclasses.replace(job.plan, precision="fp32")
     job = dataclasses.replace(job, plan=single, forward=job.model)
-    with torch.no_grad():
-        found: npt.NDArray[Any] = (
-            answers.postprocess(outputs_of(job, spec, samples.stored), spec).cpu().numpy()
-        )
+    found: npt.NDArray[Any] = answers.postprocess(outputs_of(job, spec, stored), spec).cpu().numpy()
     return found
 
 
@@ -240,18 +223,20 @@ class Graph(nn.Module):
 
 
 class _Pixels(nn.Module):
+    scale: Tensor
+    offset: Tensor
+
     def __init__(self, spec: ImageSpec) -> None:
         super().__init__()
-        scale_C, offset_C = normalisation(spec)
-        self.register_buffer("scale", scale_C[:, None, None])
-        self.register_buffer("offset", offset_C[:, None, None])
+        for name, values_C in zip(("scale", "offset"), normalisation(spec), strict=True):
+            self.register_buffer(name, values_C[:, None, None])
 
     def forward(self, images_NCHW: Tensor) -> Tensor:
         return images_NCHW.to(torch.float32) * self.scale + self.offset
 
 
 class _Row(nn.Module):
-    """Numbers in their units, nan for a missing one; categories by their number, any other for none."""
+    """Numbers in their units, nan for a missing one; categories by their place, any other for none."""
 
     def __init__(self, columns: tuple[Column, ...]) -> None:
         super().__init__()
@@ -269,17 +254,28 @@ class _Row(nn.Module):
         return torch.cat([part.to(torch.float32) for part in parts], dim=1)
 
 
-def _write_graph(graph: Graph, samples: Samples, file: Path) -> None:
-    """Write the graph for any number of rows. Raises what torch raises where the model has none."""
+def _write_graph(
+    graph: Graph, given: npt.NDArray[Any], file: Path, impossible: Callable[[str], ConfigError]
+) -> None:
+    """Write the graph for any number of rows. Raises ConfigError, or what torch does, if that fails."""
     batch = {"inputs": {0: torch.export.Dim("batch")}}
     with torch.no_grad():
-        program = torch.export.export(graph.eval(), (torch.from_numpy(samples.given),), dynamic_shapes=batch)
+        program = torch.export.export(graph.eval(), (torch.from_numpy(given),), dynamic_shapes=batch)
+    called = (node.target for node in program.graph.nodes if isinstance(node.target, OpOverload))
+    if own := sorted({str(operator) for operator in called if operator.namespace not in ("aten", "prims")}):
+        raise impossible(f"it calls {own[0]}, which is not an operator of torch")
     if file.suffix == ".pt2":
         torch.export.save(program, file)
         return
     large = sum(weight.nbytes for weight in graph.state_dict().values()) > _LARGEST_FILE
-    names = {"input_names": ["inputs"], "output_names": ["outputs"]}
-    torch.onnx.export(program, (), file, dynamo=True, external_data=large, verbose=False, **names)
+    quietly: dict[str, Any] = {"dynamo": True, "external_data": large, "verbose": False}
+    try:
+        torch.onnx.export(program, (), file, input_names=["inputs"], output_names=["outputs"], **quietly)
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise impossible(str(cause).partition("\n")[0]) from error
 
 
 def _write_weights(model: nn.Module, config: Config, layout: str, folder: Path) -> None:
@@ -291,12 +287,8 @@ def _write_weights(model: nn.Module, config: Config, layout: str, folder: Path) 
         return
     from safetensors.torch import save_file
 
-    save_file(_weights(model), file, metadata={"format": "pt"})
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of each weight and buffer, so that no two share memory."""
-    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    weights = model.state_dict().items()  # copied, for no two may share memory
+    save_file({name: weight.clone() for name, weight in weights}, file, metadata={"format": "pt"})
 
 
 def _difference_outside(
@@ -307,23 +299,21 @@ def _difference_outside(
     spec: Any,
     log: Callable[[str], None],
 ) -> float | None:
-    """Return the largest difference of what another process makes of the files; 0 for equal weights.
+    """Return the largest difference of what another process makes of the files; None for equal weights.
 
     Raises ToolkitError where it is too large, or they cannot be loaded.
     """
-    if layout == "safetensors":
-        if _outside(folder, layout, _DIGEST).strip() != _digest(_weights(model)):
-            raise ToolkitError("the weights that were written differ from those of the run")
-        return None
     if layout == "huggingface" and importlib.util.find_spec("transformers") is None:
         log("Not compared with the run: the package transformers is not installed")
         return None
+    found = _loaded_outside(folder, LOADS[layout] + (_WEIGHTS if layout == "safetensors" else _OUTPUTS))
+    if layout == "safetensors":
+        own = {name: weight.numpy() for name, weight in model.state_dict().items()}
+        if own.keys() != found.keys() or not all(np.array_equal(own[name], found[name]) for name in own):
+            raise ToolkitError("the weights that were written differ from those of the run")
+        return None
     assert outputs is not None
-    _outside(folder, layout, _OUTPUTS)
-    found = folder / "found.npz"
-    with np.load(found) as arrays:
-        pairs = [(arrays[name], outputs[: len(arrays[name])]) for name in arrays.files]
-    found.unlink()
+    pairs = [(each, outputs[: len(each)]) for each in found.values()]
     difference = max(float(np.abs(_comparable(a, spec) - _comparable(b, spec)).max()) for a, b in pairs)
     if not difference <= TOLERANCE:
         raise ToolkitError(
@@ -341,33 +331,15 @@ def _comparable(answers: npt.NDArray[Any], spec: Any) -> npt.NDArray[np.float64]
     return answers.astype(np.float64) / (np.array(stds) if stds else 1.0)
 
 
-# Run in the folder of the files, after LOADS.
-_OUTPUTS = f"""
-import numpy
-inputs = numpy.load("check.npz")["inputs"]
-numpy.savez("found.npz", *[predict(inputs[:rows]) for rows in ({SAMPLES}, 3, 1)])
-"""
-_DIGEST = """
-import hashlib, torch
-digest = hashlib.sha256()
-for name in sorted(weights):
-    digest.update(name.encode() + weights[name].reshape(-1).view(torch.uint8).numpy().tobytes())
-print(digest.hexdigest())
-"""
-
-
-def _digest(weights: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(name.encode() + weights[name].reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _outside(folder: Path, layout: str, then: str) -> str:
-    """Run the commands of the model card, and `then`, in an isolated process; return what it prints."""
-    command = [sys.executable, "-I", "-c", LOADS[layout] + then]
+def _loaded_outside(folder: Path, program: str) -> dict[str, npt.NDArray[Any]]:
+    """Run `program` in an isolated process, which cannot import this project, and return its arrays."""
+    command = [sys.executable, "-I", "-c", program]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise ToolkitError(f"the exported {layout} cannot be loaded", why=lines[-1])
-    return done.stdout
+        raise ToolkitError("the exported files cannot be loaded", why=lines[-1])
+    file = folder / "found.npz"
+    with np.load(file, allow_pickle=False) as arrays:
+        found = {name: arrays[name] for name in arrays.files}
+    file.unlink()
+    return found

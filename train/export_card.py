@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from train.stored_run import Restored
 from train.training_data import evaluation_part
 
 UNKNOWN = "unknown"
+_PATH = re.compile(
+    r"(?<![\w.~:])/(?:[^\s/,;()]+/)*([^\s/,;()]+)"
+)  # a card is for others: no folders of this machine
 
 # Commands that load each format in its folder. They are in the card, and export runs them.
 LOADS = {
@@ -43,9 +48,6 @@ def facts_of(restored: Restored, *, layout: str, difference: float | None) -> di
     """Return the content of model.json."""
     job, dataset = restored.job, restored.data.dataset
     spec: Any = dataset.spec
-    columns = [
-        {"name": column.name, "categories": list(column.values)} for column in getattr(spec, "columns", ())
-    ]
     tokenizer = dataset.tokenizer and dataset.tokenizer.to_json()
     return {
         "format": layout,
@@ -56,10 +58,9 @@ def facts_of(restored: Restored, *, layout: str, difference: float | None) -> di
         "input": _input(spec, layout),
         "output": _output(spec),
         "labels": list(dataset.class_names or map(str, range(getattr(spec, "classes", 0)))),
-        "columns": columns,
-        "targets": [column.name for column in getattr(spec, "targets", ())],
+        "spec": dataclasses.asdict(spec),  # with the normalisation, or columns and targets
         "tokenizer": tokenizer,
-        "data": dataset.source,
+        "data": _PATH.sub(r"\1", dataset.source),
         "evaluation": _evaluation(restored),
         "evaluated_on": evaluation_part(job.config, dataset),
         "base_model": Path(job.config.initial_weights).name if job.config.initial_weights else None,
@@ -75,7 +76,7 @@ def _input(spec: Any, layout: str) -> str:
     if layout in ("pt2", "onnx") and hasattr(spec, "columns"):
         return (
             f"float64 rows (N, {len(spec.columns)}): numbers in their units, nan if missing; a category "
-            "is its place in the list of its column"
+            "is its place among the values of its column"
         )
     return f"{spec.input_dtype} (N, {', '.join(map(str, spec.input_shape))})"
 
@@ -98,32 +99,31 @@ def _evaluation(restored: Restored) -> dict[str, float]:
     return {n: v for n, v in last.items() if n not in NOT_METRICS and isinstance(v, int | float)}
 
 
-def card(restored: Restored, facts: dict[str, Any]) -> str:
-    """Return the README.md of an exported model."""
+def card(facts: dict[str, Any]) -> str:
+    """Return the README.md of an exported model, from its `facts_of`."""
     figures = ", ".join(f"{name} {value:.4f}" for name, value in facts["evaluation"].items())
-    difference = facts["largest_difference"]
+    difference, data = facts["largest_difference"], facts["data"]
+    is_bare = facts["format"] == "safetensors"  # weights, whose program is not known
     rows = {
         "task": facts["task"],
         "evaluation": f"{figures or UNKNOWN} ({facts['evaluated_on']}), step {facts['step']}",
-        "data": facts["data"] + ("" if "SHA-256" in facts["data"] else "; content hash unknown"),
+        "data": data + ("" if "SHA-256" in data else "; content hash unknown"),
         "base model": facts["base_model"] or "none: trained from random weights",
         "licence": "unknown: the run records none of its data and weights",
         "precision": f"evaluated in {facts['trained_in']}; these files compute in fp32",
         "largest difference from the run": "outputs not compared"
         if difference is None
         else f"{difference:.1e}",
+        "input": f"normalised {facts['input']}" if is_bare else facts["input"],
+        "output": "those of the model" if is_bare else facts["output"],
     }
-    if facts["format"] == "safetensors":
-        rows["input"] = f"normalised {facts['input']}"
-    else:
-        rows |= {"input": facts["input"], "output": facts["output"]}
     table = "\n".join(f"| {name} | {str(value).replace('|', '/')} |" for name, value in rows.items())
     return f"""---
 license: {UNKNOWN}
 ---
-# {facts["model"]}, trained on {restored.data.dataset.spec.name}
+# {facts["model"]}, trained on {facts["spec"]["name"]}
 
-Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, columns and tokenizer.
+Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisation and tokenizer.
 `check.npz`, if there is one, has inputs and outputs of generated samples.
 
 | fact | value |

@@ -54,27 +54,6 @@ class Predictions:
 
 
 def predict(
-    name: str,
-    *,
-    root: Path,
-    runs: Path,
-    inputs: Inputs,
-    best: bool = False,
-    top: int = 0,
-    log: Callable[[str], None] = lambda _: None,
-    progress: Progress = lambda *_: None,
-) -> Predictions:
-    """Return what run `name` predicts of `inputs` (`lib.data.inputs.read_inputs`).
-
-    The preprocessing, weights and precision are those of `make eval`. best: use the best checkpoint.
-    top: keep the probabilities of this many classes; 0: of each. Raises ConfigError for inputs that cannot be
-    read or do not fit, and for a run whose task has no predictions.
-    """
-    restored = restore(name, root=root, runs=runs, best=best, needs_data=False, check=answers_of)
-    return predict_with(restored, inputs, top=top, log=log, progress=progress)
-
-
-def predict_with(
     restored: Restored,
     inputs: Inputs,
     *,
@@ -82,7 +61,12 @@ def predict_with(
     log: Callable[[str], None] = lambda _: None,
     progress: Progress = lambda *_: None,
 ) -> Predictions:
-    """Return the predictions of a run that is restored already; see `predict`."""
+    """Return what a run predicts of `inputs` (`lib.data.inputs.read_inputs`).
+
+    The preprocessing, weights and precision are those of `make eval`. top: keep the probabilities of this
+    many classes; 0: of each. Raises ConfigError for inputs that cannot be read or do not fit, and for a run
+    whose task has no predictions.
+    """
     job, dataset = restored.job, restored.data.dataset
     answers = answers_of(job.config)
     columns = answers.predictions(dataset.spec, class_names=dataset.class_names, top=top)
@@ -136,10 +120,9 @@ def command(name: str, *, root: Path, runs: Path, best: bool, given: str, out: P
     inputs = split_inputs(given)
     if out is not None:
         _check_out(out, inputs)
+    restored = restore(name, root=root, runs=runs, best=best, needs_data=False, check=answers_of)
     with _progress() as progress:
-        found = predict(
-            name, root=root, runs=runs, best=best, inputs=inputs, top=top, log=log, progress=progress
-        )
+        found = predict(restored, inputs, top=top, log=log, progress=progress)
     if out is None:
         _print(found)
     else:

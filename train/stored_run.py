@@ -19,7 +19,7 @@ from lib.plan.types import Plan
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, trains
-from lib.runs.index import facts_of, stored
+from lib.runs.index import facts_of, objects_of, stored
 from train import loop
 from train.build import make_job
 from train.generate import Sampling, continued_text
@@ -195,7 +195,10 @@ def _without_data(run: RunDir, config: Config) -> TrainingData | None:
     """Return what `run` stored of its data, None if that is not enough."""
     from lib.data.inputs import stored_dataset  # its readers are for inputs of other commands
 
-    if preparation_of(config) is not None or not run.has("preprocess"):
+    if preparation_of(config) is not None:
+        return None
+    if not objects_of(run, "preprocess")[0]["preprocess"]:
+        log(f"{run.path} does not say how its data are read (preprocess.json): they are opened")
         return None
     dataset = stored(run, "preprocess", stored_dataset)
     return None if dataset is None else make_training_data(config, dataset)

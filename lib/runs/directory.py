@@ -269,10 +269,6 @@ class RunDir:
         """Read one of OBJECTS. Raises ToolkitError if it is missing or damaged."""
         return self._parsed(_file_name(name), dict)
 
-    def has(self, name: str) -> bool:
-        """Return True if there is such a file of OBJECTS: older runs lack some."""
-        return os.path.lexists(self.path / _file_name(name))
-
     def _parsed(self, file_name: str, kind: type[Parsed]) -> Parsed:
         path = self.path / file_name
         try:

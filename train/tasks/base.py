@@ -199,7 +199,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How a task turns what its model returns into answers; two functions that its task.py may define.
+    """Answers of a task from what its model returns: two functions that its task.py may define.
 
     postprocess: (outputs (N, ...), spec) -> tensor (N, ...) of probabilities, or of numbers in units. Part of
                  an exported graph.
@@ -213,14 +213,14 @@ class Answers:
 
 def answers_of(config: Config) -> Answers:
     """Return what the configured task defines. Raises ConfigError if it does not."""
-    found = _optional(config, "postprocess"), _optional(config, "predictions")
-    if found[0] is None or found[1] is None:
+    postprocess, predictions = _optional(config, "postprocess"), _optional(config, "predictions")
+    if postprocess is None or predictions is None:
         raise ConfigError(
             f"the task {config.task} of {config.model} has no predictions to write down",
             why=f"train/tasks/{config.task}/task.py does not define postprocess and predictions",
             todo="make eval and make report show what it does",
         )
-    return Answers(*found)
+    return Answers(postprocess, predictions)
 
 
 def check_options(config: Config) -> None:
