@@ -45,7 +45,7 @@ FORMATS = {  # and the packages that each needs
     "safetensors": ("safetensors",),
     "pt2": (),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "huggingface": ("safetensors",),
+    "huggingface": (),  # but what the layout of the model needs
 }
 TOLERANCE = 1e-4  # of probabilities, or of numbers in standard deviations of the target
 SAMPLES = 8
