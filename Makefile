@@ -120,9 +120,9 @@ fits: ready
 profile: configured ready
 	$(TRAIN) $@ $(call options,steps=STEPS) --out=$(or $(call given,OUT),$(call quote,$(or $(O),build)/profile))
 # A stored run has its own configuration.
-resume rerun eval sample export report: ready
+resume rerun eval sample predict export report: ready
 	$(TRAIN) $@ $(call flag,best,BEST) $(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED \
-		tokens=TOKENS directory=DIRECTORY out=OUT) $(call last,RUN)
+		tokens=TOKENS input=INPUT top=TOP format=FORMAT directory=DIRECTORY out=OUT) $(call last,RUN)
 compare: ready
 	$(RUN_PY) -m scripts.compare --runs $(call quote,$(RUN_FOLDER)) $(call options,where=WHERE out=OUT) $(call last,RUNS)
 runs: ready

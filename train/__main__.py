@@ -29,7 +29,7 @@ def main() -> int:
         outlast_readers()
     if command in ("train", "plan", "probe", "preflight") and not is_worker():
         return _with_configuration(options, kconf.from_environment(ROOT), started=started)
-    if command in ("eval", "sample", "export"):
+    if command in ("eval", "sample", "predict", "export"):
         return _with_stored_run(options)
     if command == "profile":
         requested = None if is_worker() else kconf.from_environment(ROOT)
@@ -65,11 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     rerun = commands.add_parser("rerun", help="train a run again with its own configuration")
     evaluate = commands.add_parser("eval", help="evaluate a run's checkpoint")
     sample = commands.add_parser("sample", help="continue a text with a language model")
-    export = commands.add_parser("export", help="write weights in the layout of Hugging Face transformers")
+    predict = commands.add_parser("predict", help="predict files with a run")
+    export = commands.add_parser("export", help="write a run's model for use without this project")
     report = commands.add_parser("report", help="write a page about a run")
-    for command in (resume, rerun, evaluate, sample, export, report):
+    for command in (resume, rerun, evaluate, sample, predict, export, report):
         command.add_argument("run", nargs="?", default="", help="path or unique prefix; default: the newest")
-    for command in (evaluate, sample, export):
+    for command in (evaluate, sample, predict, export):
         command.add_argument("--best", action="store_true", help="the best checkpoint instead of the latest")
     sample.add_argument("--prompt", default="\n", help="the text to continue; default: a new line")
     temperature = partial(non_negative, variable="TEMPERATURE")
@@ -78,7 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--top-k", type=top_k, default=0, help="sample from this many tokens; 0: all")
     sample.add_argument("--seed", type=seed, default=1, help="random seed")
     sample.add_argument("--tokens", type=tokens, default=200, help="number of new tokens")
+    predict.add_argument("--input", default="", help="files, a folder, or - for standard input")
+    predict.add_argument(
+        "--out", type=Path, help="file to write: .csv, .json or .jsonl; default: print a few"
+    )
+    top = partial(whole_number, variable="TOP")
+    predict.add_argument("--top", type=top, default=0, help="number of likeliest classes; default: each")
     export.add_argument("--directory", type=Path, required=True, help="target; created if it is missing")
+    export.add_argument("--format", default="huggingface", help="safetensors, pt2, onnx or huggingface")
     report.add_argument("--out", type=Path, help="file to write; default: report.html in the run directory")
     plan = commands.add_parser("plan", help="print the decisions and their reasons")
     plan.add_argument("--gpu", default="", help="plan for named hardware: NAME[xN][:FREE], or all")
@@ -122,11 +130,18 @@ def _with_stored_run(options: argparse.Namespace) -> int:
         from train import stored_run
         from train.generate import Sampling
 
+        if options.command == "predict":
+            from train import predict
+        elif options.command == "export":
+            from train import export
+
     which = {"root": ROOT, "runs": options.runs, "best": options.best}
     if options.command == "eval":
         return stored_run.evaluate(options.run, **which)
+    if options.command == "predict":
+        return predict.command(options.run, **which, given=options.input, out=options.out, top=options.top)
     if options.command == "export":
-        return stored_run.export(options.run, **which, directory=options.directory)
+        return export.command(options.run, **which, directory=options.directory, layout=options.format)
     sampling = Sampling(
         temperature=options.temperature, top_k=options.top_k, tokens=options.tokens, seed=options.seed
     )

@@ -114,7 +114,8 @@ def rerun(name: str, *, root: Path, runs: Path, started: float, verbose: bool = 
 
 def create_run(planned: PlannedRun) -> RunDir:
     """Create the run directory, with the configuration, the plan and the environment."""
-    files = {**_configuration_files(planned), **_environment_files(planned), "data": planned.data.to_json()}
+    data = {"data": planned.data.to_json(), "preprocess": planned.data.preprocess()}
+    files = {**_configuration_files(planned), **_environment_files(planned), **data}
     return RunDir.create(
         planned.request.runs,
         model=planned.request.config.model,

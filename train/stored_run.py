@@ -1,36 +1,40 @@
-"""Commands on a stored run: evaluate it, sample text, export its weights."""
+"""Stored runs: restoring one, evaluating it, sampling text."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lib import atomic, kconf
+from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
 from lib.devices.probe import probe
-from lib.errors import ConfigError, ToolkitError, os_error
-from lib.nn.model_code import ModelCode, load_layout
+from lib.errors import ConfigError, ToolkitError
 from lib.plan import plan as decide
 from lib.plan.types import Plan
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, trains
-from lib.runs.index import facts_of, stored
+from lib.runs.index import facts_of, objects_of, stored
 from lib.units import value_text
 from train import loop
 from train.build import make_job
 from train.generate import Sampling, continued_text
-from train.job import Job, evaluated_weights
+from train.job import Job
 from train.job import evaluate as evaluate_job
 from train.record import Record, format_evaluation, log
-from train.tasks.base import baseline_of
-from train.training_data import TrainingData, cache_of, evaluation_part, open_training_data
+from train.tasks.base import baseline_of, preparation_of
+from train.training_data import (
+    TrainingData,
+    cache_of,
+    evaluation_part,
+    make_training_data,
+    open_training_data,
+)
 
 _DIFFERENCES = 5  # number listed in a refusal
 # Facts whose difference does not matter: free memory varies, and is relevant only if the plan differs.
@@ -64,7 +68,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
 
 def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampling: Sampling) -> int:
     """Print `prompt` and its continuation by the language model of run `name`."""
-    restored = restore(name, root=root, runs=runs, best=best)
+    restored = restore(name, root=root, runs=runs, best=best, needs_data=False)
     dataset = restored.data.dataset
     if not isinstance(dataset.spec, TextSpec):
         raise ConfigError(f"{restored.run.path} is not a language model", todo="name one with RUN=")
@@ -77,28 +81,6 @@ def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampli
         raise ConfigError("the prompt is empty", todo="give some text as PROMPT=")
     with restored.job.train_loader, restored.job.eval_loader:
         print(continued_text(restored.job, dataset.tokenizer, tokens, sampling=sampling))
-    return 0
-
-
-def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) -> int:
-    """Write the weights of run `name` to `directory` in the layout of Hugging Face transformers."""
-    restored = restore(name, root=root, runs=runs, best=best)
-    job, layout = restored.job, load_layout(restored.job.config.model)
-    with job.train_loader, job.eval_loader, evaluated_weights(job):
-        there = directory.exists()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with ModelCode(job.config.model):
-                layout.save(job.model, str(directory / "model.safetensors"))
-                text = json.dumps(layout.configuration(job.model), indent=2) + "\n"
-            atomic.write_text(directory / "config.json", text)
-        except OSError as error:
-            raise os_error(f"write the weights to {directory}", error) from error
-        except ConfigError:  # the model has no such layout, or its package is missing
-            if not there:
-                directory.rmdir()
-            raise
-    print(f"{restored.run.path}, step {restored.step}: written to {directory}")
     return 0
 
 
@@ -172,21 +154,49 @@ def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
     return ", ".join(found[:_DIFFERENCES]) + more or "it was changed"
 
 
-def restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
-    """Restore run `name`. Raises ToolkitError if it has no such checkpoint."""
+def restore(
+    name: str,
+    *,
+    root: Path,
+    runs: Path,
+    best: bool,
+    needs_data: bool = True,
+    check: Callable[[Config], object] = lambda _: None,
+) -> Restored:
+    """Restore run `name`, to evaluate it.
+
+    needs_data: False takes what preprocess.json tells of the data, with a blank sample in their place; the
+    data are opened all the same if the run has no such file, or its task prepares models by them. check: of
+    the configuration, before anything is opened. Raises ToolkitError if the run has no such checkpoint.
+    """
     run = resolve_run(runs, name)
     requested = config_from_values(stored_configuration(run, root).values)
+    check(requested)
     hardware = probe(requested.device)
     trained = stored(run, "plan", Plan.from_json)
     config = for_one_process(requested, trained, devices=len(hardware.devices))
     found = checkpoint.load(run.checkpoints, which="best" if best else "latest", log=log)
     if found is None:
         raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint")
-    data = open_training_data(config, root=root, log=log)
+    data = None if needs_data else _without_data(run, config)
+    data = data or open_training_data(config, root=root, log=log)
     plan = decide(config, hardware, dataclasses.replace(data.facts, train_size=None))
     backend = open_backend(plan.device, world=1, devices=plan.layout.devices_per_process)
     job = make_job(config, plan, data, hardware=hardware, backend=backend, record=Record())
     return Restored(run, data, job, loop.load_state_dict(job, found[1], to_train=False).step)
+
+
+def _without_data(run: RunDir, config: Config) -> TrainingData | None:
+    """Return what `run` stored of its data, None if that is not enough."""
+    from lib.data.inputs import stored_dataset  # its readers are for inputs of other commands
+
+    if preparation_of(config) is not None:
+        return None
+    if not objects_of(run, "preprocess")[0]["preprocess"]:
+        log(f"{run.path} does not say how its data are read (preprocess.json): they are opened")
+        return None
+    dataset = stored(run, "preprocess", stored_dataset)
+    return None if dataset is None else make_training_data(config, dataset)
 
 
 def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:

@@ -45,6 +45,18 @@ class TrainingData:
         facts = {**sizes, **skipped, "flop_per_sample": self.flop_per_sample}
         return {"source": self.dataset.source, **facts, **dataclasses.asdict(self.dataset.spec)}
 
+    def preprocess(self) -> dict[str, Any]:
+        """Return the content of preprocess.json, for `lib.data.inputs.stored_dataset`."""
+        dataset = self.dataset
+        return {
+            "kind": type(dataset.spec).__name__,
+            "spec": dataclasses.asdict(dataset.spec),
+            "source": dataset.source,
+            "class_names": list(dataset.class_names),
+            "tokenizer": dataset.tokenizer and dataset.tokenizer.to_json(),
+            "fills_missing": dataset.fills_missing,
+        }
+
 
 def describe_training_data(config: Config, *, root: Path, log: Callable[[str], None]) -> TrainingData:
     """Return what a plan needs, from metadata where they suffice; texts and questions are opened.

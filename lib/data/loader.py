@@ -74,19 +74,23 @@ class LoaderConfig:
     prefetch: int = 1
 
 
+def normalisation(spec: ImageSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scale and offset per channel, float32 (C,): (x / 255 - mean) / std is scale * x + offset."""
+    mean = torch.tensor(spec.mean, dtype=torch.float64)
+    std = torch.tensor(spec.std, dtype=torch.float64)
+    return (1 / (255 * std)).float(), (-mean / std).float()
+
+
 def _normaliser(spec: ImageSpec, loader_config: LoaderConfig) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the normalisation of uint8 images (N, C, H, W)."""
     layout = torch.channels_last if loader_config.channels_last else torch.contiguous_format
 
     def whole_image(values_C: torch.Tensor) -> torch.Tensor:
         """Expand to float32 (1, C, H, W), which is faster than (C, 1, 1) in channels-last."""
-        whole = values_C.float()[None, :, None, None].expand(1, *spec.input_shape)
+        whole = values_C[None, :, None, None].expand(1, *spec.input_shape)
         return whole.contiguous(memory_format=layout).to(loader_config.device)
 
-    mean = torch.tensor(spec.mean, dtype=torch.float64)
-    std = torch.tensor(spec.std, dtype=torch.float64)
-    # (x / 255 - mean) / std as one multiplication and one addition.
-    scale, offset = whole_image(1 / (255 * std)), whole_image(-mean / std)
+    scale, offset = map(whole_image, normalisation(spec))
 
     def normalise(images_NCHW: torch.Tensor) -> torch.Tensor:
         # The layout is changed while a pixel is one byte.

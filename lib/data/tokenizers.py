@@ -12,7 +12,7 @@ import re
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.datasets.files import damaged
-from lib.data.types import Tokens, Unit
+from lib.data.types import Tokenizer, Tokens, Unit
 from lib.errors import DataError, os_errors
 
 END_OF_TEXT = "<|endoftext|>"
@@ -32,6 +32,8 @@ _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _CHUNK = 1 << 20  # characters split into words at a time
 _LARGEST_CACHE = 1 << 20  # words whose ids are kept
 _SHOWN = 5  # characters named in a message
+
+Pair = tuple[bytes, bytes]
 
 
 def narrowest(vocab_size: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
@@ -75,6 +77,10 @@ class ByteTokenizer:
         """Return the bytes per token id."""
         return np.ones(self.vocab_size, np.int64)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return its name."""
+        return {"name": self.name}
+
 
 class CharTokenizer:
     """Tokenizer whose ids are positions in `characters`, which are sorted."""
@@ -104,6 +110,10 @@ class CharTokenizer:
         """Return the bytes per token id."""
         return np.array([len(character.encode()) for character in self.characters], np.int64)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return its name and characters."""
+        return {"name": self.name, "characters": self.characters}
+
     def _ids(self, text: str) -> Tokens:
         codes = _codes(text)
         places = np.searchsorted(self._codes, codes)
@@ -129,7 +139,7 @@ class GPT2Tokenizer:
     name = "gpt2"
     unit: Unit = "token"
 
-    def __init__(self, ids: dict[bytes, int], merges: list[tuple[bytes, bytes]], *, end: int | None) -> None:
+    def __init__(self, ids: dict[bytes, int], merges: list[Pair], *, end: int | None) -> None:
         """end: id of END_OF_TEXT, which encoding never produces; None if there is none."""
         self.end = end
         self.vocab_size = len(ids) + (end is not None)
@@ -158,6 +168,17 @@ class GPT2Tokenizer:
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         """Return the bytes per token id; 0 for END_OF_TEXT."""
         return np.array([len(self._bytes.get(number, b"")) for number in range(self.vocab_size)], np.int64)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its ids and merges, spelled as in the published files."""
+        spelling = _spelling()
+
+        def spelled(content: bytes) -> str:
+            return "".join(spelling[byte] for byte in content)
+
+        ids = {spelled(content): number for content, number in self._ids.items()}
+        merges = [f"{spelled(left)} {spelled(right)}" for left, right in self._ranks]
+        return {"name": self.name, "ids": ids, "merges": merges, "end": self.end}
 
     def merged(self, text: str) -> tuple[int, ...]:
         """Return the ids of one word in time n log n; words such as lines of dashes are long."""
@@ -190,19 +211,14 @@ def load_gpt2(encoder: Path, merges: Path) -> GPT2Tokenizer:
 
     Raises DataError if they are damaged or inconsistent, ToolkitError if they cannot be read.
     """
-    octets = {character: byte for byte, character in _spelling().items()}
-
-    def content(token: str) -> bytes:
-        return bytes(octets[character] for character in token)
-
     try:
         with os_errors("read"):
             spelled = json.loads(encoder.read_text(encoding="utf-8"))
             lines = merges.read_text(encoding="utf-8").splitlines()
         end = spelled.pop(END_OF_TEXT, None)
-        ids = {content(token): int(number) for token, number in spelled.items()}
-        pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-        learned = [(content(left), content(right)) for left, right in pairs]
+        ids, learned = _unspelled(
+            spelled, [line for line in lines if line and not line.startswith("#version")]
+        )
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise damaged(encoder, f"it or {merges.name} is not as published ({error})") from error
     made = {bytes((byte,)) for byte in range(256)} | {left + right for left, right in learned}
@@ -210,6 +226,24 @@ def load_gpt2(encoder: Path, merges: Path) -> GPT2Tokenizer:
     if not made <= ids.keys() or sorted(numbers) != list(range(len(numbers))):
         raise damaged(encoder, f"its tokens are not those that {merges.name} makes")
     return GPT2Tokenizer(ids, learned, end=end)
+
+
+def _unspelled(spelled: Mapping[str, int], lines: Iterable[str]) -> tuple[dict[bytes, int], list[Pair]]:
+    """Return ids and merges from their published spelling. Raises KeyError or ValueError."""
+    octets = {character: byte for byte, character in _spelling().items()}
+
+    def content(token: str) -> bytes:
+        return bytes(octets[character] for character in token)
+
+    ids = {content(token): int(number) for token, number in spelled.items()}
+    return ids, [(content(left), content(right)) for left, right in (line.split(" ") for line in lines)]
+
+
+def tokenizer_from_json(content: Mapping[str, Any]) -> Tokenizer:
+    """Make a tokenizer from its `to_json`. Raises KeyError or ValueError where that is malformed."""
+    if content["name"] == "gpt2":
+        return GPT2Tokenizer(*_unspelled(content["ids"], content["merges"]), end=content["end"])
+    return CharTokenizer(content["characters"]) if content["name"] == "char" else ByteTokenizer()
 
 
 def pieces(text: str) -> list[str]:
@@ -257,9 +291,6 @@ def _spelling() -> dict[int, str]:
     printable = [byte for first, last in ("!~", "¡¬", "®ÿ") for byte in range(ord(first), ord(last) + 1)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}
-
-
-Pair = tuple[bytes, bytes]
 
 
 def learned(texts: Iterable[str], *, merges: int) -> GPT2Tokenizer:

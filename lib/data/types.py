@@ -368,6 +368,9 @@ class Tokenizer(Protocol):
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         """Return the bytes of text per token id, (vocab_size,); 0 for special tokens."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all that `lib.data.tokenizers.tokenizer_from_json` needs to make it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
@@ -375,6 +378,7 @@ class Dataset:
 
     source: one line with its origin and number of samples. tokenizer: None if there is none or it is unknown.
     skipped: damaged files that are left out, each with the reason. class_names: by label; () for numbers.
+    fills_missing: a missing value of a table is replaced, not an error.
     """
 
     spec: Spec
@@ -384,3 +388,4 @@ class Dataset:
     tokenizer: Tokenizer | None = None
     skipped: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    fills_missing: bool = False

@@ -96,6 +96,11 @@ class Console:
             parts = [f"step {step}", f"evaluating {done:,} of {total:,} samples"]
             self._display.draw(self._description, done / total, parts)
 
+    def count(self, done: int, total: int) -> None:
+        """Show that `done` of `total` samples are done, of something without steps; as cheap as `update`."""
+        if self._is_due() and self._display is not None:
+            self._display.draw(self._description, done / total, [f"{done:,} of {total:,} samples"])
+
     def _is_due(self) -> bool:
         now = time.monotonic()
         if now < self._next_seconds or self._display is None:

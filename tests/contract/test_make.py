@@ -104,8 +104,8 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     options = ["PROMPT=it's -1", "TEMPERATURE=0.5", "TOP_K=3", "SEED=2", "TOKENS=9"]
     given = ["--prompt=it's -1", "--temperature=0.5", "--top-k=3", "--seed=2", "--tokens=9"]
     assert make("sample", *options, "RUN=x").calls == [[*sample, *given, "--", "x"]]
-    export = ["-m", "train", "--runs", "runs", "export", "--best", "--directory=a b"]
-    assert make("export", "BEST=1", "DIRECTORY=a b").calls == [export]
+    export = ["-m", "train", "--runs", "runs", "export", "--best", "--format=onnx", "--directory=a b"]
+    assert make("export", "BEST=1", "FORMAT=onnx", "DIRECTORY=a b").calls == [export]
     assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "--", "x"]]
     options = ["COLUMN=loss", "THRESHOLD=0.5", "REFERENCE=a b", "TOLERANCE=0.1", "OUT=c.json", "RUN=x"]
     given = [

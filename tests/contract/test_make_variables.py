@@ -16,8 +16,11 @@ COMPOSE = {"defconfig", "defconfig-lenet5", "mergeconfig"}
 EXTREMES = {"alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig", "tinyconfig", "randconfig"}
 USED_BY = {
     "FILE": {"savedefconfig", "checkconfig"},
-    "RUN": {"resume", "rerun", "eval", "plots", "curve", "sample", "export", "report", "tag"},
-    "BEST": {"eval", "sample", "export"},
+    "RUN": {"resume", "rerun", "eval", "plots", "curve", "sample", "predict", "export", "report", "tag"},
+    "BEST": {"eval", "sample", "predict", "export"},
+    "INPUT": {"predict"},
+    "TOP": {"predict"},
+    "FORMAT": {"export"},
     "DIRECTORY": {"export"},
     "PROMPT": {"sample"},
     "TEMPERATURE": {"sample"},

@@ -11,7 +11,7 @@ if ! cmp -s "$here/requirements.txt" "$place/.installed"; then
 	# torch and the tools of the tests come from the environment of make; nothing here replaces them.
 	"$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$("$place/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	if ! "$place/bin/python" -m pip install --quiet --no-deps -r "$here/requirements.txt"; then
-		echo 'timm, transformers and PEFT cannot be installed, so their models are not traced' >&2
+		echo 'timm, transformers, PEFT and ONNX cannot be installed, so what needs them is not tested' >&2
 		[ "${CI:-}" != true ] || exit 1
 		exit 0
 	fi

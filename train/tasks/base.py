@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -191,6 +192,35 @@ def naive_loss_of(config: Config, spec: Spec) -> float | None:
     """Return the expected loss of an untrained model; None if its task cannot tell."""
     naive_loss = _optional(config, "naive_loss")
     return None if naive_loss is None else naive_loss(spec)
+
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers of a task from what its model returns: two functions that its task.py may define.
+
+    postprocess: (outputs (N, ...), spec) -> tensor (N, ...) of probabilities, or of numbers in units. Part of
+                 an exported graph.
+    predictions: (spec; keywords class_names and top) -> function of such an array to columns (N,) by name.
+                 top: keep this many classes, 0 for all. Raises ConfigError if there are none of such data.
+    """
+
+    postprocess: Callable[[Tensor, Any], Tensor]
+    predictions: Callable[..., Callable[[npt.NDArray[Any]], Columns]]
+
+
+def answers_of(config: Config) -> Answers:
+    """Return what the configured task defines. Raises ConfigError if it does not."""
+    postprocess, predictions = _optional(config, "postprocess"), _optional(config, "predictions")
+    if postprocess is None or predictions is None:
+        raise ConfigError(
+            f"the task {config.task} of {config.model} has no predictions to write down",
+            why=f"train/tasks/{config.task}/task.py does not define postprocess and predictions",
+            todo="make eval and make report show what it does",
+        )
+    return Answers(postprocess, predictions)
 
 
 def check_options(config: Config) -> None:

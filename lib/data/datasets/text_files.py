@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation, Remote
 from lib.data.subset import with_lengths
@@ -41,6 +45,19 @@ def gpt2_files(location: DataLocation) -> list[Path]:
     return location.find_all(
         GPT2_REMOTES, GPT2_FOLDERS, name="GPT-2's tokenizer", instead="CONFIG_TOKENIZER_BYTE=y"
     )
+
+
+def padded(
+    texts: Sequence[str], *, tokenizer: Tokenizer, block_size: int, pad: int
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Return texts as rows of tokens (N, block_size) with `pad` at the end, and how many are truncated."""
+    tokens: npt.NDArray[np.int64] = np.full((len(texts), block_size), pad, np.int64)
+    truncated = 0
+    for row, text in zip(tokens, texts, strict=True):
+        ids = tokenizer.encode(text)
+        truncated += len(ids) > block_size
+        row[: len(ids)] = ids[:block_size]
+    return tokens, truncated
 
 
 def windows(

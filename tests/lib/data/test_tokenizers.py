@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.data import tokenizers as bpe
-from lib.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_gpt2, narrowest, pieces
+from lib.data.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    GPT2Tokenizer,
+    load_gpt2,
+    narrowest,
+    pieces,
+    tokenizer_from_json,
+)
 from lib.errors import DataError, ToolkitError
 
 # The published files, where a checkout has them.
@@ -51,6 +59,8 @@ def _shown(tokenizer: GPT2Tokenizer, text: str) -> list[str]:
 def test_every_tokenizer_gives_the_text_back(text: str, gpt2: GPT2Tokenizer) -> None:
     for tokenizer in (ByteTokenizer(), CharTokenizer("".join(sorted(set(text + "a")))), gpt2):
         ids = tokenizer.encode(text)
+        again = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
+        assert (again.encode(text), again.vocab_size, again.decode(ids)) == (ids, tokenizer.vocab_size, text)
         assert tokenizer.decode(ids) == text
         assert tokenizer.encode_all(text.encode()).tolist() == ids
         assert tokenizer.encode_all(text.encode()).dtype == narrowest(tokenizer.vocab_size)

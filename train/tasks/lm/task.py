@@ -14,12 +14,13 @@ from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.ngram_baseline import ngram_baseline
 from lib.data.types import LABELLED, Dataset, Spec, TextSpec
+from lib.errors import ConfigError
 from lib.nn import IGNORED
 from lib.nn.cross_entropy import cross_entropy
 from lib.nn.model_code import load_model
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Forward, Sums, Task, no_logits, refuse_label_smoothing
+from train.tasks.base import Columns, Forward, Sums, Task, no_logits, refuse_label_smoothing
 from train.tasks.classify import task as classify
 
 DATA = ("a text, or images, texts or tables with labels", (TextSpec, *LABELLED))
@@ -40,6 +41,22 @@ def fault(returned: Any, spec: Spec, *, rows: int) -> str:
     if not isinstance(spec, TextSpec):
         return classify.fault(returned, spec, rows=rows)
     return no_logits(returned, (rows, *spec.input_shape), spec.vocab_size)
+
+
+def postprocess(outputs: Tensor, spec: Spec) -> Tensor:
+    """Return the logits of a language model (B, T, V), or the probabilities of the classes (N, classes)."""
+    if isinstance(spec, TextSpec):
+        return full_precision(outputs)[..., : spec.vocab_size]
+    assert isinstance(spec, LABELLED)
+    return classify.postprocess(outputs, spec)
+
+
+def predictions(spec: Spec, **options: Any) -> Callable[[Any], Columns]:
+    """Return the function to the columns of a classification. Raises ConfigError for a language model."""
+    if isinstance(spec, TextSpec):
+        raise ConfigError("a language model predicts no class", todo="make sample PROMPT= continues a text")
+    assert isinstance(spec, LABELLED)
+    return classify.predictions(spec, **options)
 
 
 class LanguageModel:

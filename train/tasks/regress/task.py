@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.types import Spec, TableSpec
+from lib.errors import ConfigError
 from lib.nn.precision import full_precision
-from train.tasks.base import Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
+from train.tasks.base import Columns, Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
 
 SELECTS = "MODEL_PREDICTS_ROWS"
 DATA = ("a table with numbers to predict", (TableSpec,))
@@ -44,6 +48,26 @@ def fault(returned: Any, spec: Spec, *, rows: int) -> str:
     if isinstance(returned, Tensor) and returned.is_floating_point() and returned.shape == shape:
         return ""
     return f"not numbers {shape}"
+
+
+def postprocess(outputs_NK: Tensor, spec: TableSpec) -> Tensor:
+    """Return the numbers in the units of the targets, float64 (N, targets)."""
+    std_K, mean_K = (
+        outputs_NK.new_tensor([getattr(column, name) for column in spec.targets], dtype=torch.float64)
+        for name in ("std", "mean")
+    )
+    return outputs_NK.double() * std_K + mean_K
+
+
+def predictions(
+    spec: TableSpec, *, class_names: Sequence[str], top: int
+) -> Callable[[npt.NDArray[np.float64]], Columns]:
+    """Return the function from numbers (N, targets) to a column per target. Raises ConfigError for `top`."""
+    assert not class_names
+    if top:
+        raise ConfigError(f"TOP={top} is a number of classes", why="this run predicts numbers")
+    names = [f"predicted_{column.name}" for column in spec.targets]
+    return lambda numbers_NK: dict(zip(names, numbers_NK.T, strict=True))
 
 
 class Regress:

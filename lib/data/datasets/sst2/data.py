@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation, Remote, damaged
-from lib.data.datasets.text_files import INSTEAD, block_size_of, tokenizer_of
+from lib.data.datasets.text_files import INSTEAD, block_size_of, padded, tokenizer_of
 from lib.data.tokenizers import as_text
-from lib.data.types import ArrayPart, Dataset, Labels, TextClassSpec, Tokenizer
+from lib.data.types import ArrayPart, Dataset, Labels, TextClassSpec
 from lib.errors import os_errors
 from lib.plugins import NoOptions as Options
 
@@ -35,19 +34,6 @@ def read_sentences(file: Path) -> tuple[list[str], Labels]:
     return sentences, np.array(labels, np.int64)
 
 
-def rows(
-    sentences: list[str], labels: Labels, *, tokenizer: Tokenizer, block_size: int, pad: int
-) -> tuple[ArrayPart, int]:
-    """Return the sentences as padded rows of tokens, and the number of truncated ones."""
-    tokens: npt.NDArray[np.int64] = np.full((len(sentences), block_size), pad, np.int64)
-    truncated = 0
-    for row, sentence in zip(tokens, sentences, strict=True):
-        ids = tokenizer.encode(sentence)
-        truncated += len(ids) > block_size
-        row[: len(ids)] = ids[:block_size]
-    return ArrayPart(tokens, labels), truncated
-
-
 _SST2 = ("https://raw.githubusercontent.com/clairett/pytorch-sentiment-classification/master/data/SST2",)
 SST2_FOLDERS = ("sst2", "SST-2", "SST2", "")
 SST2_REMOTES = (
@@ -65,7 +51,9 @@ def open_set(_: Options, location: DataLocation) -> Dataset:
     tokenizer = tokenizer_of(location, characters="".join(characters))
     pad = tokenizer.vocab_size
     (train, train_cut), (test, test_cut) = (
-        rows(texts, labels, tokenizer=tokenizer, block_size=block_size, pad=pad) for texts, labels in read
+        (ArrayPart(tokens, labels), cut)
+        for texts, labels in read
+        for tokens, cut in [padded(texts, tokenizer=tokenizer, block_size=block_size, pad=pad)]
     )
     spec = TextClassSpec(name="sst2", vocab_size=pad + 1, block_size=block_size, classes=CLASSES, pad=pad)
     source = (

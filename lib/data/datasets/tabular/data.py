@@ -67,7 +67,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
             raise DataError(f"{table.file}: no row is left for {part}")
     train = table, rows[0]
     columns = tuple(_column(options, *train, name) for name in schema.inputs)
-    inputs = [_encoded(columns, *pair) for pair in zip(tables, rows, strict=True)]
+    inputs = [encoded(columns, *pair) for pair in zip(tables, rows, strict=True)]
     spec, targets, classes = _targets(options, columns, schema, tables, rows)
     parts = [ArrayPart(*pair) for pair in zip(inputs, targets, strict=True)]
     categories = sum(bool(column.values) for column in columns)
@@ -76,7 +76,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         f"{', '.join(schema.targets)} from {len(columns) - categories} columns of numbers and "
         f"{categories} of categories ({spec.input_shape[0]} inputs)"
     )
-    return Dataset(spec, parts[0], parts[1], source, class_names=classes)
+    fills = options.missing == "mean"
+    return Dataset(spec, parts[0], parts[1], source, class_names=classes, fills_missing=fills)
 
 
 def _schema(options: Options, table: Table) -> _Schema:
@@ -184,18 +185,18 @@ def _no_number(table: Table, name: str) -> str:
     return "CONFIG_TABULAR_CATEGORIES"
 
 
-def _encoded(columns: Sequence[Column], table: Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def encoded(columns: Sequence[Column], table: Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Return inputs (N, width); a missing number or an unknown category is all zeros."""
-    encoded = []
+    parts = []
     for column in columns:
         if column.values:
             places = {text: place for place, text in enumerate(column.values)}
             texts = table.columns[column.name]
             known = np.array([places.get(texts[row], -1) for row in rows.tolist()])
-            encoded.append((known[:, None] == np.arange(len(places))).astype(np.float32))
+            parts.append((known[:, None] == np.arange(len(places))).astype(np.float32))
         else:
-            encoded.append(_normalised(column, table, rows))
-    return np.concatenate(encoded, axis=1)
+            parts.append(_normalised(column, table, rows))
+    return np.concatenate(parts, axis=1)
 
 
 def _normalised(column: Column, table: Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -56,12 +56,16 @@ class Table:
         return np.array([text in MISSING for text in self.columns[name]], np.bool_)
 
 
-def read_table(file: Path) -> Table:
-    """Read a CSV or npz file. Raises DataError where it is missing, damaged or of another format."""
-    if not file.is_file():
-        raise DataError(f"{file} is not there", todo="name a CSV or npz file by CONFIG_TABULAR_FILE")
-    with os_errors("read"):
-        content = file.read_bytes()
+def read_table(file: Path, content: bytes | None = None) -> Table:
+    """Read a CSV or npz file. Raises DataError where it is missing, damaged or of another format.
+
+    content: read already, from a source that has only a name.
+    """
+    if content is None:
+        if not file.is_file():
+            raise DataError(f"{file} is not there", todo="name a CSV or npz file by CONFIG_TABULAR_FILE")
+        with os_errors("read"):
+            content = file.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     columns = _npz(file, content) if file.suffix == ".npz" else _csv(file, content)
     return Table(file, columns, sha256)

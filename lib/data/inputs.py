@@ -1,0 +1,339 @@
+"""Inputs to predict: files, folders, standard input or arrays, encoded as the samples of a run were."""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+import shlex
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from lib.data import types
+from lib.data.datasets.image_folder.data import SUFFIXES, BadSampleError, decode
+from lib.data.datasets.tabular.data import encoded
+from lib.data.datasets.tabular.table_files import Table, read_table
+from lib.data.datasets.text_files import padded
+from lib.data.tokenizers import as_text, tokenizer_from_json
+from lib.data.types import ArrayPart, Column, Dataset, Images, Part, Spec, TextSpec, TokenPart
+from lib.errors import ConfigError, DataError, os_errors
+from lib.plugins import meant
+
+STDIN = "-"
+_ARRAYS = frozenset({".npz"})
+_TABLES = frozenset({".csv", ".tsv", ".jsonl"})
+_TEXTS = frozenset({".txt", ".csv", ".tsv", ".jsonl"})
+_TEXT_COLUMNS = ("text", "sentence")
+_SHOWN = 3  # of many faults
+
+# Paths or STDIN; columns of a table by name; or samples as they are stored (ArrayPart.inputs).
+Inputs: TypeAlias = str | Path | Sequence[str | Path] | Mapping[str, Sequence[Any]] | npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Samples to predict: a name of each, and the inputs as in an ArrayPart, (N, ...)."""
+
+    names: list[str]
+    inputs: npt.NDArray[Any]
+
+
+def stored_dataset(content: Mapping[str, Any]) -> Dataset | None:
+    """Return the data set that preprocess.json describes, with a blank sample for each of its parts.
+
+    None for a kind of data that only a plug-in knows. Raises KeyError, TypeError or ValueError if `content`
+    is malformed.
+    """
+    kind = vars(types).get(content["kind"])
+    if kind is None:
+        return None
+    spec = kind(**{name: _restored(value) for name, value in content["spec"].items()})
+    tokenizer = content["tokenizer"] and tokenizer_from_json(content["tokenizer"])
+    names, fills = tuple(content["class_names"]), content["fills_missing"]
+    blank = _blank(spec)
+    return Dataset(spec, blank, blank, content["source"], tokenizer, (), names, fills)
+
+
+def _restored(value: Any) -> Any:
+    """Return a field of a spec: JSON has lists for tuples, and objects for columns."""
+    if isinstance(value, list):
+        return tuple(map(_restored, value))
+    return Column(**{n: _restored(v) for n, v in value.items()}) if isinstance(value, dict) else value
+
+
+def _blank(spec: Spec) -> Part:
+    if isinstance(spec, TextSpec):
+        return TokenPart(np.zeros(2 * spec.block_size, np.uint8), spec.block_size, shifted=True)
+    return unlabelled(np.zeros((1, *spec.input_shape), _stored_dtype(spec)))
+
+
+def _stored_dtype(spec: Spec) -> str:
+    return "uint8" if len(spec.input_shape) == 3 else spec.input_dtype
+
+
+def unlabelled(inputs: npt.NDArray[Any]) -> ArrayPart:
+    """Return a part of `inputs` whose targets are not known: zeros, which nothing may read."""
+    return ArrayPart(inputs, np.zeros(len(inputs), np.int64))
+
+
+def split_inputs(text: str) -> list[str]:
+    """Split INPUT= into paths as a shell does, unless all of it is one; * and ? match names."""
+    if text == STDIN or Path(text).exists():
+        return [text]
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"INPUT={text} cannot be split into names", why=str(error)) from error
+    return [name for word in words for name in (sorted(glob.glob(word)) or [word])]  # noqa: PTH207
+
+
+def read_inputs(
+    given: Inputs, dataset: Dataset, *, rows: int, log: Callable[[str], None]
+) -> tuple[int, Iterator[Rows]]:
+    """Return the number of samples in `given`, and the samples in their order, at most `rows` at a time.
+
+    They are read as `dataset` was: images are resized like those of a folder, tables need its columns, texts
+    its tokenizer. Raises ConfigError or DataError, which name the file and line, for what cannot be read, is
+    of another shape, or was not known in training.
+    """
+    spec: Any = dataset.spec
+    if isinstance(given, np.ndarray):
+        return _split(_array(given, "the array", spec), rows)
+    if isinstance(given, Mapping):
+        columns = {name: [_cell(value, name) for value in column] for name, column in given.items()}
+        return _split(_from_table(Table(Path("table"), columns, ""), dataset, log), rows)
+    paths = [str(path) for path in ([given] if isinstance(given, str | Path) else given)]
+    if not paths:
+        raise ConfigError("there is nothing to predict", todo="name files by INPUT=")
+    if len(spec.input_shape) == 3:
+        return _images(paths, spec, rows, log)
+    if not hasattr(spec, "columns") and not hasattr(spec, "pad"):
+        raise ConfigError(f"samples of {spec.name} cannot be read from files", todo="give an array")
+    is_table = hasattr(spec, "columns")
+    files = _files(paths, (_TABLES if is_table else _TEXTS) | _ARRAYS)
+    read = [_from_file(file, dataset, log, is_table=is_table) for file in files]
+    names = [name for part in read for name in part.names]
+    return _split(Rows(names, np.concatenate([part.inputs for part in read])), rows)
+
+
+def _split(whole: Rows, rows: int) -> tuple[int, Iterator[Rows]]:
+    starts = range(0, len(whole.names), rows)
+    parts = (Rows(whole.names[at : at + rows], whole.inputs[at : at + rows]) for at in starts)
+    return len(whole.names), parts
+
+
+def _files(paths: Sequence[str], suffixes: frozenset[str]) -> list[str]:
+    """Return the files that `paths` name, those of a folder sorted. Raises ConfigError without one."""
+    found: list[str] = []
+    for path in paths:
+        if path == STDIN:
+            found.append(path)
+        elif Path(path).is_dir():
+            entries = (each for each in Path(path).rglob("*") if each.suffix.lower() in suffixes)
+            files = sorted(str(each) for each in entries if each.is_file())
+            if not files:
+                raise ConfigError(f"INPUT={path} has no files to predict", why=_looked_for(suffixes))
+            found += files
+        elif not Path(path).is_file():
+            raise ConfigError(f"INPUT={path} is not there")
+        elif Path(path).suffix.lower() not in suffixes:
+            raise ConfigError(f"INPUT={path} is no file for this run", why=_looked_for(suffixes))
+        else:
+            found.append(path)
+    return found
+
+
+def _looked_for(suffixes: Iterable[str]) -> str:
+    return f"it reads {', '.join(sorted(suffixes))}"
+
+
+def _content(file: str) -> bytes:
+    if file == STDIN:
+        return sys.stdin.buffer.read()
+    with os_errors("read"):
+        return Path(file).read_bytes()
+
+
+def _images(paths: list[str], spec: Any, rows: int, log: Callable[[str], None]) -> tuple[int, Iterator[Rows]]:
+    """Images; STDIN has names of files, one per line."""
+    if STDIN in paths:
+        listed = as_text(_content(STDIN)).splitlines()
+        paths = [name for path in paths for name in (listed if path == STDIN else [path])]
+    files = _files(paths, SUFFIXES | _ARRAYS)
+    arrays = [file for file in files if Path(file).suffix.lower() in _ARRAYS]
+    if arrays:
+        if len(files) > 1:
+            raise ConfigError(
+                f"INPUT names {arrays[0]} and {len(files) - 1} others", todo="name one npz file"
+            )
+        return _split(_npz(files[0], spec), rows)
+    if spec.height != spec.width:
+        raise ConfigError(f"images of {spec.height}x{spec.width} are not resized", todo="give an npz file")
+    return len(files), _decoded(files, spec, rows, log)
+
+
+def _decoded(files: list[str], spec: Any, rows: int, log: Callable[[str], None]) -> Iterator[Rows]:
+    """Yield images until one is damaged; then look for others, and raise ConfigError."""
+    bad: list[str] = []
+
+    def one(file: str) -> Images | None:
+        try:
+            return _with_channels(decode(Path(file), spec.width), spec.channels)
+        except BadSampleError as error:
+            bad.append(f"{file}: {error}")
+            return None
+
+    with ThreadPoolExecutor(thread_name_prefix="decode") as pool:
+        for start in range(0, len(files), rows):
+            names = files[start : start + rows]
+            images = [*pool.map(one, names)]
+            if not bad:
+                yield Rows(names, np.stack(cast(list[Images], images)))
+    if bad:
+        bad.sort()
+        for line in bad[1:]:
+            log(f"Cannot be decoded: {line}")
+        more = f", and {len(bad) - 1} more, which are named above" if len(bad) > 1 else ""
+        raise ConfigError(f"{len(bad)} of {len(files)} images cannot be decoded", why=f"{bad[0]}{more}")
+
+
+def _with_channels(image_CHW: Images, channels: int) -> Images:
+    """Return an image with as many channels. Raises BadSampleError for colours where there is one."""
+    if len(image_CHW) == channels:
+        return image_CHW
+    if len(image_CHW) == 1:
+        return image_CHW.repeat(channels, axis=0)
+    if channels != 1 or not (image_CHW == image_CHW[:1]).all():
+        raise BadSampleError(f"it has colours, and the run was trained on images of {channels} channel(s)")
+    return image_CHW[:1]
+
+
+def _npz(file: str, spec: Any) -> Rows:
+    try:
+        with np.load(io.BytesIO(_content(file)), allow_pickle=False) as arrays:
+            names = arrays.files
+            if len(names) > 1 and "inputs" not in names:
+                raise ConfigError(f"{file} has {len(names)} arrays", todo="call the one to predict inputs")
+            return _array(arrays["inputs" if "inputs" in names else names[0]], file, spec)
+    except (ValueError, OSError, EOFError, IndexError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{file} is no npz file of plain arrays", why=str(error)) from error
+
+
+def _array(array: npt.NDArray[Any], file: str, spec: Any) -> Rows:
+    """Return samples as they are stored. Raises ConfigError for another shape or type, or none."""
+    shape, dtype = spec.input_shape, _stored_dtype(spec)
+    if array.ndim == len(shape) and shape[0] == 1:
+        array = array[:, None]
+    if array.shape[1:] != shape or not len(array) or not np.can_cast(array.dtype, dtype):
+        needed = f"{dtype} (N, {', '.join(map(str, shape))})"
+        raise ConfigError(f"{file} is {array.dtype} {array.shape}", why=f"the run was trained on {needed}")
+    limit = spec.vocab_size if hasattr(spec, "vocab_size") else 256
+    if array.dtype.kind in "iu" and not (array.min() >= 0 and array.max() < limit):
+        raise ConfigError(f"{file} has numbers outside 0..{limit - 1}")
+    return Rows([f"{file} row {n + 1}" for n in range(len(array))], array.astype(dtype, copy=False))
+
+
+def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_table: bool) -> Rows:
+    suffix, content = Path(file).suffix.lower(), _content(file)
+    name = Path("standard input" if file == STDIN else file)
+    if not is_table and suffix == ".npz":
+        return _npz(file, dataset.spec)
+    if suffix == ".jsonl" or (file == STDIN and content[:1] == b"{"):
+        table = _json_lines(name, content)
+    elif not is_table and suffix in ("", ".txt"):
+        lines = as_text(content).splitlines()
+        table = Table(name, {_TEXT_COLUMNS[0]: lines}, "")
+    else:
+        table = read_table(name, content)
+    if not is_table:
+        return _from_texts(table, dataset, log)
+    return _from_table(table, dataset, log)
+
+
+def _json_lines(file: Path, content: bytes) -> Table:
+    """Read a JSON object per line as columns; a key that some lines lack is missing there."""
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(as_text(content).splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{file}, line {number} is no JSON", why=str(error)) from error
+        if not isinstance(row, dict):
+            raise ConfigError(f"{file}, line {number} is no JSON object")
+        rows.append({key: _cell(value, f"{file}, line {number}: {key}") for key, value in row.items()})
+    if not rows:
+        raise ConfigError(f"{file} has no rows")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Table(file, {name: [row.get(name, "") for row in rows] for name in names}, "")
+
+
+def _cell(value: Any, place: str) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is not None and not isinstance(value, str | int | float):
+        raise ConfigError(f"{place} is {type(value).__name__}", why="a value is a number, a text or null")
+    return "" if value is None else str(value)
+
+
+def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> Rows:
+    spec: Any = dataset.spec
+    if dataset.tokenizer is None:
+        raise ConfigError(f"the tokens of {spec.name} came without a tokenizer", todo="give an npz of tokens")
+    name = next((name for name in _TEXT_COLUMNS if name in table.columns), "")
+    if not name:
+        raise ConfigError(f"{table.file} has no column {' or '.join(_TEXT_COLUMNS)}")
+    texts = [text.strip() for text in table.columns[name]]
+    if not all(texts):
+        raise ConfigError(f"{table.file}, {table.row(texts.index(''))} has no text")
+    try:
+        tokens, cut = padded(texts, tokenizer=dataset.tokenizer, block_size=spec.block_size, pad=spec.pad)
+    except DataError as error:  # unknown characters
+        raise ConfigError(f"{table.file}: {error.what}", why=error.why) from error
+    if cut:
+        length = f"{spec.block_size} {dataset.tokenizer.unit}s"
+        log(f"{table.file}: {cut} of {len(texts)} texts are cut at {length}")
+    return Rows(_row_names(table), tokens)
+
+
+def _from_table(table: Table, dataset: Dataset, log: Callable[[str], None]) -> Rows:
+    """Raises ConfigError for a column that is not there, a missing value and an unknown category."""
+    columns: tuple[Column, ...] = cast(Any, dataset.spec).columns
+    for column in columns:
+        if column.name not in table.columns:
+            todo = meant(column.name, table.columns)
+            raise ConfigError(f"{table.file} has no column {column.name!r}, an input of the run", todo=todo)
+        if not dataset.fills_missing:
+            _check_known(column, table)
+    inputs = {column.name for column in columns}
+    if unused := [name for name in table.columns if name not in inputs]:
+        log(f"{table.file}: columns that are no inputs: {', '.join(unused)}")
+    return Rows(_row_names(table), encoded(columns, table, np.arange(len(table))))
+
+
+def _check_known(column: Column, table: Table) -> None:
+    """Raise ConfigError for a value that the run had no way to learn."""
+    missing, values = table.missing(column.name), {*column.values}
+    for row, text in enumerate(table.columns[column.name]):
+        if missing[row]:
+            raise ConfigError(
+                f"{table.file}, {table.row(row)}: {column.name!r} is missing",
+                why="the run was trained without missing values",
+            )
+        if values and text not in values:
+            raise ConfigError(
+                f"{table.file}, {table.row(row)}: {column.name!r} is {text!r}",
+                why="the training data did not have it",
+                todo=meant(text, values) if len(values) <= 20 else "",
+            )
+
+
+def _row_names(table: Table) -> list[str]:
+    return [f"{table.file} {table.row(row)}" for row in range(len(table))]

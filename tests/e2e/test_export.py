@@ -1,0 +1,217 @@
+"""make export FORMAT=pt2: preprocessing and answers in the graph, compared outside before it is done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lib.errors import ConfigError, ToolkitError
+from tests.e2e.runner import TINY, Runner
+from tests.support.configs import ROOT
+from train import export as module
+from train.export import export
+from train.predict import predict
+from train.stored_run import Restored, restore
+
+pytestmark = pytest.mark.slow
+
+TABLE = "area,city,rooms,kind\n" + "".join(
+    f"{20 + 3.7 * number % 90},{'ABC'[number % 3]},{number % 5},{('flat', 'house')[number % 7 > 3]}\n"
+    for number in range(300)
+)
+# A residual network with all that may not export: ghost batches, an average of weights, recomputation.
+RESNET = {
+    "CONFIG_RESNET18_WIDTH": "8",
+    "CONFIG_NORM_BATCH": "16",
+    "CONFIG_EMA": "y",
+    "CONFIG_EMA_DECAY": "0.5",
+    "CONFIG_GRAD_CHECKPOINT_BLOCKS": "y",
+    "CONFIG_CHANNELS_LAST": "y",
+    "CONFIG_PRECISION_FP32": "n",
+    "CONFIG_PRECISION_BF16": "y",
+    "CONFIG_MAX_STEPS": "3",
+}
+TABULAR = {
+    "CONFIG_DATASET_TABULAR": "y",
+    "CONFIG_TABULAR_MISSING_MEAN": "y",
+    "CONFIG_MLP_DROPOUT": "0.1",
+    "CONFIG_MAX_STEPS": "5",
+}
+CLASSES = {"CONFIG_TABULAR_TARGET_CLASSES": "y"}
+RUNS: dict[str, tuple[str, dict[str, str]]] = {
+    "images": ("resnet18", RESNET),
+    "classes": ("tabular-regression", TABULAR | {"CONFIG_TABULAR_TARGETS": "kind", **CLASSES}),
+    "numbers": ("tabular-regression", TABULAR | {"CONFIG_TABULAR_TARGETS": "area,rooms"}),
+}
+LOAD = """
+import numpy, sys, torch
+inputs = numpy.load(sys.argv[2])
+numpy.save(sys.argv[3], torch.export.load(sys.argv[1]).module()(torch.from_numpy(inputs)).detach().numpy())
+"""
+
+
+def trained(kind: str, folder: Path) -> Restored:
+    (folder / "table.csv").write_text(TABLE)
+    defconfig, settings = RUNS[kind]
+    if kind == "images":
+        steps = TINY
+    else:
+        steps = {name: value for name, value in TINY.items() if name != "CONFIG_DATA_LIMIT"}
+        settings = settings | {"CONFIG_DATA_DIR": str(folder)}
+    runner = Runner(folder)
+    runner.configure(defconfig, steps | settings)
+    runner.run("train")
+    return restore("", root=ROOT, runs=runner.runs, best=False, needs_data=False)
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Restored, Path, float | None]:
+    """A run, what was exported of it, and the difference that was told."""
+    folder = tmp_path_factory.mktemp(request.param)
+    own, out = trained(request.param, folder), folder / "deep" / "out"
+    return own, out, export(own, directory=out, layout="pt2")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Restored:
+    return trained("classes", tmp_path_factory.mktemp("own"))
+
+
+def loaded(file: Path, inputs: np.ndarray[Any, Any], folder: Path) -> np.ndarray[Any, Any]:
+    """What a process that has never heard of this project makes of the file."""
+    np.save(folder / "inputs.npy", inputs)
+    arguments = [str(file), str(folder / "inputs.npy"), str(folder / "outputs.npy")]
+    subprocess.run([sys.executable, "-I", "-c", LOAD, *arguments], check=True, cwd="/")
+    found: np.ndarray[Any, Any] = np.load(folder / "outputs.npy")
+    return found
+
+
+def test_what_is_exported_answers_like_the_run(
+    exported: tuple[Restored, Path, float | None], tmp_path: Path
+) -> None:
+    own, out, difference = exported
+    assert difference is not None and difference < 1e-5
+    assert sorted(path.name for path in out.iterdir()) == [
+        "README.md",
+        "check.npz",
+        "model.json",
+        "model.pt2",
+    ]
+    spec: Any = own.data.dataset.spec
+    labels = json.loads((out / "model.json").read_text())["labels"]
+    assert labels == list(own.data.dataset.class_names or map(str, range(getattr(spec, "classes", 0))))
+    before = {name: weight.clone() for name, weight in own.job.model.state_dict().items()}
+    if hasattr(spec, "columns"):  # numbers in units and categories by their place; one number is missing
+        places: dict[str, Any] = {"area": [65.5, np.nan], "rooms": [3, 0], "city": [1, 2], "kind": [1, 0]}
+        cells = places | {"area": [65.5, ""], "city": ["B", "C"], "kind": ["house", "flat"]}
+        names = [column.name for column in spec.columns]
+        given = np.array([places[name] for name in names], np.float64).T.copy()
+        found = predict(own, {name: cells[name] for name in names})
+    else:
+        given = np.random.default_rng(3).integers(0, 256, (5, *spec.input_shape), np.uint8)
+        found = predict(own, given)
+    answers = loaded(out / "model.pt2", given, tmp_path)
+    columns = [values for name, values in found.columns.items() if name.startswith(("p_", "predicted_"))]
+    is_half = own.job.plan.precision == "bf16"
+    assert answers == pytest.approx(np.stack(columns, axis=1), abs=2e-2 if is_half else 1e-5, rel=1e-5)
+    after = own.job.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_file_that_answers_otherwise_is_refused(
+    own: Restored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = module._own_outputs
+
+    def off(*arguments: Any) -> Any:
+        return exact(*arguments) * 1.01
+
+    monkeypatch.setattr(module, "_own_outputs", off)
+    with pytest.raises(ToolkitError, match=r"the exported pt2 differs from the run by .*, more than 0.0001"):
+        export(own, directory=tmp_path / "out", layout="pt2")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_card_tells_where_a_model_comes_from(exported: tuple[Restored, Path, float | None]) -> None:
+    own, out, _ = exported
+    text, spec = (out / "README.md").read_text(), own.data.dataset.spec
+    assert text.startswith("---\nlicense: unknown\n---\n") and f"trained on {spec.name}" in text
+    assert f"Exported from run `{own.run.name}`" in text and "none: trained from random weights" in text
+    assert f"(test part of {spec.name}{', synthetic' if spec.synthetic else ''}), step {own.step}" in text
+    assert ("content hash unknown" in text) != (spec.name == "tabular")
+    assert str(own.run.path.parents[1]) not in text + (out / "model.json").read_text()
+    commands = text.partition("```python\n")[2].partition("```")[0]
+    program = f"{commands}\nimport numpy; print(predict(numpy.load('check.npz')['inputs']).shape)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], cwd=out, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("(8, ")
+
+
+def test_a_format_that_is_not_possible_is_refused(own: Restored, tmp_path: Path) -> None:
+    faults = {
+        "FORMAT=onx is not a format; there are safetensors, pt2, onnx, huggingface": (
+            "onx",
+            tmp_path / "out",
+        ),
+        f"DIRECTORY={tmp_path}/file/model cannot be written in {tmp_path}/file": ("pt2", tmp_path / "file"),
+        f"DIRECTORY={tmp_path}/file/out/model cannot be": ("pt2", tmp_path / "file/out"),
+    }
+    (tmp_path / "file").touch()
+    for told, (layout, directory) in faults.items():
+        with pytest.raises(ConfigError) as caught:
+            export(own, directory=directory, layout=layout)
+        assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+def test_a_model_that_cannot_be_traced_is_refused_in_a_line(
+    own: Restored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Undecided(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs if inputs.sum() > 0 else -inputs
+
+    class Own(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.ops.testing_export.twice(inputs)  # type: ignore[no-any-return]
+
+    library = torch.library.Library("testing_export", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    torch.library.register_fake("testing_export::twice", torch.empty_like, lib=library)
+    for model, told in ((Undecided(), "data-dependent"), (Own(), "it calls testing_export.twice.default")):
+        monkeypatch.setattr(module, "Graph", lambda *_, model=model: model)
+        with pytest.raises(ConfigError) as caught:
+            export(own, directory=tmp_path / "out", layout="pt2")
+        assert f"FORMAT=pt2 is not possible for {own.job.config.model}: " in str(caught.value)
+        assert told in str(caught.value) and "\n" not in str(caught.value)
+        assert "FORMAT=safetensors writes its weights" in str(caught.value)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_files_that_are_there_stay_until_the_new_ones_are_right(own: Restored, tmp_path: Path) -> None:
+    (tmp_path / "model.pt2").write_text("old")
+    (tmp_path / "notes").write_text("mine")
+    export(own, directory=tmp_path, layout="pt2")
+    assert (tmp_path / "model.pt2").stat().st_size > 3 and (tmp_path / "notes").read_text() == "mine"
+
+
+def test_what_is_written_to_a_file_by_make(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "3"})
+    runner.run("train")
+    told = runner.run("export", "--best", "--format", "pt2", "--directory", str(tmp_path / "out"))
+    assert "step 3: written to" in told and "from the run's own outputs" in told
+    refused = runner.run("export", "--directory", str(tmp_path / "more"), status=2)
+    assert "lenet5 have no layout in Hugging Face transformers" in refused
+    assert not (tmp_path / "more").exists()

@@ -1,0 +1,345 @@
+"""make export: a run's model in files for programs without this project, compared with the run first."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import io
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+
+from lib.config import Config
+from lib.data.datasets.tabular.data import encoded
+from lib.data.datasets.tabular.table_files import Table
+from lib.data.loader import normalisation
+from lib.data.types import Column, ImageSpec, TextSpec
+from lib.devices.backend import configure_numerics
+from lib.errors import ConfigError, ToolkitError, os_errors
+from lib.nn.activation_checkpointing import configure_recomputation
+from lib.nn.model_code import ModelCode, load_layout
+from lib.rng import integers, key, noise_bytes, uniform
+from train.export_card import LOADS, card, facts_of
+from train.job import evaluated_weights
+from train.predict import check_writable, outputs_of
+from train.record import log
+from train.stored_run import Restored, restore
+from train.tasks.base import Answers, answers_of
+
+FORMATS = {  # and the packages that each needs
+    "safetensors": ("safetensors",),
+    "pt2": (),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "huggingface": (),  # but what the layout of the model needs
+}
+TOLERANCE = 1e-4  # of probabilities, or of numbers in standard deviations of the target
+SAMPLES = 8
+_GRAPHS = ("pt2", "onnx")
+_LARGEST_FILE = 1 << 30  # bytes of weights in an ONNX file; more are put beside it
+_REASON = 200  # characters of an exporter's, which may fill pages
+
+# Run in the folder of the files, after LOADS.
+_OUTPUTS = f"""
+import numpy
+inputs = numpy.load("check.npz")["inputs"]
+numpy.savez("found.npz", *[predict(inputs[:rows]) for rows in ({SAMPLES}, 3, 1)])
+"""
+_WEIGHTS = """
+import numpy
+numpy.savez("found.npz", **{name: weight.numpy() for name, weight in weights.items()})
+"""
+
+
+def command(name: str, *, root: Path, runs: Path, best: bool, directory: Path, layout: str) -> int:
+    """Export run `name` to `directory`; print how much its answers differ from the run's."""
+    _check_request(layout, directory)
+    restored = restore(
+        name, root=root, runs=runs, best=best, needs_data=False, check=partial(_answers, layout)
+    )
+    difference = export(restored, directory=directory, layout=layout, log=log)
+    compared = "" if difference is None else f", at most {difference:.1e} from the run's own outputs"
+    log(f"{restored.run.path}, step {restored.step}: written to {directory}{compared}")
+    return 0
+
+
+def export(
+    restored: Restored,
+    *,
+    directory: Path,
+    layout: str = "huggingface",
+    log: Callable[[str], None] = lambda _: None,
+) -> float | None:
+    """Write the model of a run to `directory` in the format `layout`, one of FORMATS.
+
+    The files are loaded by another process, which knows nothing of this project, and compared with the run:
+    the largest difference of outputs is returned, None where only weights were compared. Nothing is left of
+    files that differ by more than TOLERANCE. Raises ConfigError for a format that is not possible,
+    ToolkitError where the files differ or cannot be loaded.
+    """
+    _check_request(layout, directory)
+    job, spec = restored.job, restored.data.dataset.spec
+    answers = _answers(layout, job.config)
+    with _staged(directory) as folder, evaluated_weights(job):
+        model = copy.deepcopy(job.model).to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+        outputs = None
+        if answers is not None:
+            given, stored = _samples(spec)
+            outputs = _own_outputs(restored, answers, stored)
+            np.savez(folder / "check.npz", inputs=given, outputs=outputs)
+        impossible = partial(_impossible, job.config, layout)
+        with ModelCode(job.config.model, impossible, torchs=True), _quiet():
+            if layout in _GRAPHS:
+                assert answers is not None
+                configure_recomputation(model, "none")
+                _write_graph(Graph(model, spec, answers), given, folder / f"model.{layout}", impossible)
+            else:
+                _write_weights(model, job.config, layout, folder)
+        difference = _difference_outside(folder, layout, model, outputs, spec, log)
+        facts = facts_of(restored, layout=layout, difference=difference)
+        (folder / "model.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        (folder / "README.md").write_text(card(facts), "utf-8")
+    return difference
+
+
+def _check_request(layout: str, directory: Path) -> None:
+    if layout not in FORMATS:
+        raise ConfigError(f"FORMAT={layout} is not a format", todo=f"there are {', '.join(FORMATS)}")
+    for package in FORMATS[layout]:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"the package {package} is not installed",
+                why=f"it is an extra: FORMAT={layout} needs it",
+                todo=f"install it, for example with .venv/bin/pip install {' '.join(FORMATS[layout])}",
+            )
+    check_writable(directory / "model", "DIRECTORY")
+
+
+def _impossible(config: Config, layout: str, why: str) -> ConfigError:
+    what, reason = f"FORMAT={layout} is not possible for {config.model}", why.partition(". ")[0][:_REASON]
+    return ConfigError(what, why=reason, todo="FORMAT=safetensors writes its weights")
+
+
+def _answers(layout: str, config: Config) -> Answers | None:
+    """Return how the task answers, None where that is not needed and unknown. Raises ConfigError."""
+    if layout == "huggingface":
+        load_layout(config.model)
+    try:
+        return answers_of(config)
+    except ConfigError:
+        if layout in _GRAPHS:
+            raise
+        return None
+
+
+@contextmanager
+def _staged(directory: Path) -> Iterator[Path]:
+    """Yield a folder beside `directory`, whose files replace those there unless an exception is raised."""
+    above = next(each for each in directory.absolute().parents if each.is_dir())
+    temporary = tempfile.TemporaryDirectory(prefix=".export-", dir=above)
+    with os_errors(f"write to {directory}"), temporary as folder:
+        yield Path(folder)
+        directory.mkdir(parents=True, exist_ok=True)
+        for file in sorted(Path(folder).iterdir()):
+            file.replace(directory / file.name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence exporters, whose warnings are about their own code, and who print graphs that fail."""
+    sink = io.StringIO()
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _samples(spec: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Generate samples: as they are given to an exported graph, and as in an ArrayPart."""
+    seed, shape = key("export"), (SAMPLES, *spec.input_shape)
+    if isinstance(spec, ImageSpec):
+        given: npt.NDArray[Any] = noise_bytes(seed, shape)
+    elif hasattr(spec, "columns"):
+        spread = uniform(seed, (len(spec.columns), SAMPLES), low=-2, high=2).astype(np.float64)
+        pairs = [*zip(spec.columns, spread, strict=True)]
+        # Numbers about the mean of each column; of its categories one after the other.
+        cells = [np.arange(SAMPLES) % len(c.values) if c.values else c.mean + c.std * s for c, s in pairs]
+        given = np.stack(cells, axis=1).astype(np.float64)
+        texts = {
+            column.name: [column.values[int(x)] if column.values else repr(float(x)) for x in own]
+            for column, own in zip(spec.columns, given.T, strict=True)
+        }
+        return given, encoded(spec.columns, Table(Path("samples"), texts, ""), np.arange(SAMPLES))
+    else:
+        given = integers(seed, shape, below=spec.vocab_size - hasattr(spec, "pad"))
+        if hasattr(spec, "pad"):
+            given[1::2, -(shape[1] // 2) :] = spec.pad
+    return given, given
+
+
+@torch.no_grad()
+def _own_outputs(restored: Restored, answers: Answers, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return what the run answers in single precision, by the way that evaluation takes."""
+    job, spec = restored.job, restored.data.dataset.spec
+    configure_numerics("fp32", deterministic=job.config.deterministic)
+    single = dataclasses.replace(job.plan, precision="fp32")
+    job = dataclasses.replace(job, plan=single, forward=job.model)
+    found: npt.NDArray[Any] = answers.postprocess(outputs_of(job, spec, stored), spec).cpu().numpy()
+    return found
+
+
+class Graph(nn.Module):
+    """Preprocessing, model and answers in one: what pt2 and ONNX files have."""
+
+    def __init__(self, model: nn.Module, spec: Any, answers: Answers) -> None:
+        super().__init__()
+        self.model, self._spec, self._postprocess = model, spec, answers.postprocess
+        self.encoder: nn.Module = nn.Identity()
+        if isinstance(spec, ImageSpec):
+            self.encoder = _Pixels(spec)
+        elif hasattr(spec, "columns"):
+            self.encoder = _Row(spec.columns)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """uint8 images (N, C, H, W), float64 rows (N, columns) or int64 tokens (N, T) -> answers (N, ...)."""
+        return self._postprocess(self.model(self.encoder(inputs)), self._spec)
+
+
+class _Pixels(nn.Module):
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(self, spec: ImageSpec) -> None:
+        super().__init__()
+        for name, values_C in zip(("scale", "offset"), normalisation(spec), strict=True):
+            self.register_buffer(name, values_C[:, None, None])
+
+    def forward(self, images_NCHW: Tensor) -> Tensor:
+        return images_NCHW.to(torch.float32) * self.scale + self.offset
+
+
+class _Row(nn.Module):
+    """Numbers in their units, nan for a missing one; categories by their place, any other for none."""
+
+    def __init__(self, columns: tuple[Column, ...]) -> None:
+        super().__init__()
+        self._columns = columns
+
+    def forward(self, rows_NF: Tensor) -> Tensor:
+        parts = []
+        for place, column in enumerate(self._columns):
+            own_N1 = rows_NF[:, place : place + 1]
+            if column.values:
+                parts.append(own_N1 == torch.arange(len(column.values), dtype=rows_NF.dtype))
+            else:
+                scaled_N1 = (own_N1 - column.mean) / column.std
+                parts.append(torch.where(scaled_N1.isnan(), 0.0, scaled_N1))
+        return torch.cat([part.to(torch.float32) for part in parts], dim=1)
+
+
+def _write_graph(
+    graph: Graph, given: npt.NDArray[Any], file: Path, impossible: Callable[[str], ConfigError]
+) -> None:
+    """Write the graph for any number of rows. Raises ConfigError, or what torch does, if that fails."""
+    batch = {"inputs": {0: torch.export.Dim("batch")}}
+    with torch.no_grad():
+        program = torch.export.export(graph.eval(), (torch.from_numpy(given),), dynamic_shapes=batch)
+    called = (node.target for node in program.graph.nodes if isinstance(node.target, OpOverload))
+    if own := sorted({str(operator) for operator in called if operator.namespace not in ("aten", "prims")}):
+        raise impossible(f"it calls {own[0]}, which is not an operator of torch")
+    if file.suffix == ".pt2":
+        torch.export.save(program, file)
+        return
+    large = sum(weight.nbytes for weight in graph.state_dict().values()) > _LARGEST_FILE
+    quietly: dict[str, Any] = {"dynamo": True, "external_data": large, "verbose": False}
+    try:
+        torch.onnx.export(program, (), file, input_names=["inputs"], output_names=["outputs"], **quietly)
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise impossible(str(cause).partition("\n")[0]) from error
+
+
+def _write_weights(model: nn.Module, config: Config, layout: str, folder: Path) -> None:
+    file = folder / "model.safetensors"
+    if layout == "huggingface":
+        own = load_layout(config.model)
+        own.save(model, str(file))
+        (folder / "config.json").write_text(json.dumps(own.configuration(model), indent=2) + "\n")
+        return
+    from safetensors.torch import save_file
+
+    weights = model.state_dict().items()  # copied, for no two may share memory
+    save_file({name: weight.clone() for name, weight in weights}, file, metadata={"format": "pt"})
+
+
+def _difference_outside(
+    folder: Path,
+    layout: str,
+    model: nn.Module,
+    outputs: npt.NDArray[Any] | None,
+    spec: Any,
+    log: Callable[[str], None],
+) -> float | None:
+    """Return the largest difference of what another process makes of the files; None for equal weights.
+
+    Raises ToolkitError where it is too large, or they cannot be loaded.
+    """
+    if layout == "huggingface" and importlib.util.find_spec("transformers") is None:
+        log("Not compared with the run: the package transformers is not installed")
+        return None
+    found = _loaded_outside(folder, LOADS[layout] + (_WEIGHTS if layout == "safetensors" else _OUTPUTS))
+    if layout == "safetensors":
+        own = {name: weight.numpy() for name, weight in model.state_dict().items()}
+        if own.keys() != found.keys() or not all(np.array_equal(own[name], found[name]) for name in own):
+            raise ToolkitError("the weights that were written differ from those of the run")
+        return None
+    assert outputs is not None
+    pairs = [(each, outputs[: len(each)]) for each in found.values()]
+    difference = max(float(np.abs(_comparable(a, spec) - _comparable(b, spec)).max()) for a, b in pairs)
+    if not difference <= TOLERANCE:
+        raise ToolkitError(
+            f"the exported {layout} differs from the run by {difference:.1e}, more than {TOLERANCE:g}",
+            why="it is not what was trained; nothing was kept",
+        )
+    return difference
+
+
+def _comparable(answers: npt.NDArray[Any], spec: Any) -> npt.NDArray[np.float64]:
+    """Return probabilities, or numbers in standard deviations."""
+    if isinstance(spec, TextSpec):  # logits
+        return torch.from_numpy(answers).double().softmax(dim=-1).numpy()
+    stds = [column.std for column in getattr(spec, "targets", ())]
+    return answers.astype(np.float64) / (np.array(stds) if stds else 1.0)
+
+
+def _loaded_outside(folder: Path, program: str) -> dict[str, npt.NDArray[Any]]:
+    """Run `program` in an isolated process, which cannot import this project, and return its arrays."""
+    command = [sys.executable, "-I", "-c", program]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise ToolkitError("the exported files cannot be loaded", why=lines[-1])
+    file = folder / "found.npz"
+    with np.load(file, allow_pickle=False) as arrays:
+        found = {name: arrays[name] for name in arrays.files}
+    file.unlink()
+    return found

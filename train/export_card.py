@@ -1,0 +1,137 @@
+"""Model cards: what an exported model is, where it comes from, and how to load it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from lib.data.types import ImageSpec, TextSpec
+from lib.runs import metrics
+from lib.runs.metrics import NOT_METRICS
+from train.stored_run import Restored
+from train.training_data import evaluation_part
+
+UNKNOWN = "unknown"
+_PATH = re.compile(
+    r"(?<![\w.~:])/(?:[^\s/,;()]+/)*([^\s/,;()]+)"
+)  # a card is for others: no folders of this machine
+
+# Commands that load each format in its folder. They are in the card, and export runs them.
+LOADS = {
+    "safetensors": """import safetensors.torch
+weights = safetensors.torch.load_file("model.safetensors")  # tensors by name
+""",
+    "pt2": """import torch
+program = torch.export.load("model.pt2").module()
+
+def predict(inputs):
+    return program(torch.from_numpy(inputs)).detach().numpy()
+""",
+    "onnx": """import onnxruntime
+session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+
+def predict(inputs):
+    return session.run(["outputs"], {"inputs": inputs})[0]
+""",
+    "huggingface": """import torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(".").eval()
+
+def predict(inputs):
+    return model(torch.from_numpy(inputs)).logits.detach().numpy()
+""",
+}
+
+
+def facts_of(restored: Restored, *, layout: str, difference: float | None) -> dict[str, Any]:
+    """Return the content of model.json."""
+    job, dataset = restored.job, restored.data.dataset
+    spec: Any = dataset.spec
+    tokenizer = dataset.tokenizer and dataset.tokenizer.to_json()
+    return {
+        "format": layout,
+        "model": job.config.model,
+        "task": job.config.task,
+        "run": restored.run.name,
+        "step": restored.step,
+        "input": _input(spec, layout),
+        "output": _output(spec),
+        "labels": list(dataset.class_names or map(str, range(getattr(spec, "classes", 0)))),
+        "spec": dataclasses.asdict(spec),  # with the normalisation, or columns and targets
+        "tokenizer": tokenizer,
+        "data": _PATH.sub(r"\1", dataset.source),
+        "evaluation": _evaluation(restored),
+        "evaluated_on": evaluation_part(job.config, dataset),
+        "base_model": Path(job.config.initial_weights).name if job.config.initial_weights else None,
+        "license": UNKNOWN,
+        "trained_in": job.plan.precision,
+        "largest_difference": difference,
+    }
+
+
+def _input(spec: Any, layout: str) -> str:
+    if layout in ("pt2", "onnx") and isinstance(spec, ImageSpec):
+        return f"uint8 images (N, {spec.channels}, {spec.height}, {spec.width}), pixels 0 to 255"
+    if layout in ("pt2", "onnx") and hasattr(spec, "columns"):
+        return (
+            f"float64 rows (N, {len(spec.columns)}): numbers in their units, nan if missing; a category "
+            "is its place among the values of its column"
+        )
+    return f"{spec.input_dtype} (N, {', '.join(map(str, spec.input_shape))})"
+
+
+def _output(spec: Any) -> str:
+    if isinstance(spec, TextSpec):
+        return f"logits of the next token (N, {spec.block_size}, {spec.vocab_size})"
+    if hasattr(spec, "targets"):
+        return f"numbers in the units of the targets (N, {len(spec.targets)})"
+    return f"probabilities of the labels (N, {getattr(spec, 'classes', '...')})"
+
+
+def _evaluation(restored: Restored) -> dict[str, float]:
+    """Return the metrics of the checkpoint's step, empty where the run has none of it."""
+    if not restored.run.metrics.is_file():
+        return {}
+    rows = metrics.rows(restored.run.metrics)
+    own = [row for row in rows if row.get("kind") == "eval" and row.get("step") == restored.step]
+    last = own[-1] if own else {}
+    return {n: v for n, v in last.items() if n not in NOT_METRICS and isinstance(v, int | float)}
+
+
+def card(facts: dict[str, Any]) -> str:
+    """Return the README.md of an exported model, from its `facts_of`."""
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in facts["evaluation"].items())
+    difference, data = facts["largest_difference"], facts["data"]
+    is_bare = facts["format"] == "safetensors"  # weights, whose program is not known
+    rows = {
+        "task": facts["task"],
+        "evaluation": f"{figures or UNKNOWN} ({facts['evaluated_on']}), step {facts['step']}",
+        "data": data + ("" if "SHA-256" in data else "; content hash unknown"),
+        "base model": facts["base_model"] or "none: trained from random weights",
+        "licence": "unknown: the run records none of its data and weights",
+        "precision": f"evaluated in {facts['trained_in']}; these files compute in fp32",
+        "largest difference from the run": "outputs not compared"
+        if difference is None
+        else f"{difference:.1e}",
+        "input": f"normalised {facts['input']}" if is_bare else facts["input"],
+        "output": "those of the model" if is_bare else facts["output"],
+    }
+    table = "\n".join(f"| {name} | {str(value).replace('|', '/')} |" for name, value in rows.items())
+    return f"""---
+license: {UNKNOWN}
+---
+# {facts["model"]}, trained on {facts["spec"]["name"]}
+
+Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisation and tokenizer.
+`check.npz`, if there is one, has inputs and outputs of generated samples.
+
+| fact | value |
+|---|---|
+{table}
+
+## Load it
+
+```python
+{LOADS[facts["format"]]}```
+"""
