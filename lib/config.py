@@ -31,6 +31,7 @@ class OptimOptions:
     muon_learning_rate: float | None
     sign_learning_rate: float | None
     weight_decay: float
+    layer_decay: float  # 1: every layer has the same learning rate
     momentum: float | None
     nesterov: bool
     adam_beta1: float | None
@@ -85,6 +86,17 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightOptions:
+    """Weights that training starts from, and those that are not trained. Blanks separate patterns."""
+
+    initial_weights: str  # "" for random ones
+    weights_dir: str | None  # None without initial weights
+    initial_weights_allow: str | None
+    reset_head: bool
+    freeze: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
     """Metric loggers besides metrics.jsonl."""
 
@@ -99,6 +111,7 @@ GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Conf
     "lr_schedule": LrScheduleOptions,
     "checkpoints": CheckpointOptions,
     "launch": LaunchOptions,
+    "weights": WeightOptions,
     "sinks": SinkOptions,
 }
 
@@ -175,7 +188,7 @@ class Config:
     max_seconds: int | None
     eval_interval_steps: int
     log_interval_steps: int
-    initial_weights: str | None  # "" for random ones; None for models that cannot load weights
+    weights: WeightOptions
     seed: int
     deterministic: bool
     oom_retry: bool

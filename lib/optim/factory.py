@@ -33,6 +33,7 @@ def make_optimizer(
     adam_beta1: float | None,
     adam_beta2: float | None,
     adam_eps: float | None,
+    layer_decay: float = 1.0,
     muon_learning_rate: float | None = None,
     sign_learning_rate: float | None = None,
     product_dtype: torch.dtype | None = None,
@@ -43,6 +44,7 @@ def make_optimizer(
     Two groups: parameters of two or more dimensions, which decay, and the others, which do not. Muon moves
     the model's hidden matrices into a third with `muon_learning_rate`; the other two follow AdamW. With
     Adam-atan2 all parameters decay, and sign-updated ones are a second group with `sign_learning_rate`.
+    With `layer_decay` below 1 each is split by depth (`lib.optim.layer_decay`), the head first.
     Rates are stored as "lr" and, for schedules, as "peak_lr". Options that the rule does not use are None. A
     model that is Constrained is projected into its bounds after every step.
 
@@ -55,9 +57,10 @@ def make_optimizer(
 
         assert adam_beta1 is not None and adam_beta2 is not None
         groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
+        groups = _split_by_depth(groups, model, learning_rate, layer_decay)
         return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
     hidden = _hidden(model) if name == "muon" else []
-    groups = _groups(model, weight_decay, hidden)
+    groups = _split_by_depth(_groups(model, weight_decay, hidden), model, learning_rate, layer_decay)
     rule: type[torch.optim.Optimizer] = torch.optim.Adam if name == "adam" else torch.optim.AdamW
     options: dict[str, Any] = {"betas": (adam_beta1, adam_beta2), "eps": adam_eps}
     if name == "sgd":
@@ -81,6 +84,8 @@ def make_optimizer(
             nesterov=nesterov,
             product_dtype=product_dtype,
         )
+        *others, matrices = optimizer.param_groups
+        optimizer.param_groups = others + _split_by_depth([matrices], model, muon_learning_rate, layer_decay)
     return _prepared(optimizer, model)
 
 
@@ -163,6 +168,17 @@ def _groups(model: nn.Module, weight_decay: float, leave_out: Sequence[nn.Parame
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+def _split_by_depth(
+    groups: list[dict[str, Any]], model: nn.Module, learning_rate: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Split `groups` by depth; `learning_rate` is that of groups without one of their own."""
+    if layer_decay == 1:
+        return groups
+    from lib.optim.layer_decay import split_by_depth
+
+    return split_by_depth(groups, model, learning_rate, layer_decay)
 
 
 def _trained(model: nn.Module, leave_out: Sequence[nn.Parameter]) -> list[nn.Parameter]:
