@@ -90,8 +90,8 @@ class WeightOptions:
     """Weights that training starts from, and those that are not trained. Blanks separate patterns."""
 
     initial_weights: str  # "" for random ones
-    weights_dir: str | None  # None without initial weights
-    initial_weights_allow: str | None
+    weights_dir: str
+    initial_weights_allow: str
     reset_head: bool
     freeze: str
 
@@ -216,7 +216,8 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     """Build the typed view from symbol values (bool, int, float, str, tuple; None = hidden).
 
     Raises ConfigError where there is no such model, where a symbol that must have a value has none, and for
-    what Kconfig, which cannot compare fractions, lets through: Nesterov without momentum.
+    what Kconfig, which compares neither fractions nor texts, lets through: Nesterov without momentum, and
+    options on initial weights without any.
     """
     model = values.get("MODEL")
     if not isinstance(model, str) or not model:
@@ -229,6 +230,10 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     task = task_of(model)
     if task == "classify":  # what a model that predicts rows says, whose task can be chosen
         task = str(values["TASK"] or task)
+    for name in ("RESET_HEAD", "INITIAL_WEIGHTS_ALLOW", "WEIGHTS_DIR"):
+        if values[name] and not values["INITIAL_WEIGHTS"]:
+            todo = "set CONFIG_INITIAL_WEIGHTS, too"
+            raise ConfigError(f"CONFIG_{name} has no effect without initial weights", todo=todo)
     options = {
         "model_options": MODELS.own(model, values),
         "data_options": DATASETS.own(str(values["DATASET"]), values),

@@ -65,7 +65,7 @@ def _load(model: nn.Module, given: Mapping[str, Tensor], found: WeightFiles, con
         return _load_layout(model, given, fault, config)
     head = stored.head_of(model, getattr(load_model(config.model), "HEAD", None))
     new = head if own.reset_head else ""
-    matched = stored.match(model, given, head=new, allow=own.initial_weights_allow or "")
+    matched = stored.match(model, given, head=new, allow=own.initial_weights_allow)
     if own.reset_head and not matched.head:
         todo = f"set it to n, or name the head in models/{config.model}/model.py: HEAD = ..."
         raise ConfigError("CONFIG_RESET_HEAD=y: the model has no head of its own", todo=todo)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib.errors import ConfigError
+from lib.errors import CheckpointError, ConfigError
 from lib.runs import checkpoint
 from lib.runs.weight_files import WeightFiles, kind_of
 
@@ -34,7 +34,11 @@ def read_weights(found: WeightFiles) -> dict[str, Tensor]:
     holds no weights or more than that.
     """
     if found.checkpoint is not None:
-        return _of_checkpoint(*found.checkpoint)
+        try:
+            return _of_checkpoint(*found.checkpoint)
+        except CheckpointError as error:
+            what, why = f"CONFIG_INITIAL_WEIGHTS={found.path} cannot be used", f"{error.what}: {error.why}"
+            raise ConfigError(what, why=why, todo="name another checkpoint of it: RUN/ckpt/NAME") from error
     tensors: dict[str, Tensor] = {}
     for file in found.files:
         fault = f"CONFIG_INITIAL_WEIGHTS={file}"

@@ -1,4 +1,4 @@
-"""What is frozen does not move, takes no gradient and no state, in training and in what is predicted of it."""
+"""What is frozen does not move, and takes no gradient and no state, in training and as predicted."""
 
 from __future__ import annotations
 
