@@ -71,6 +71,8 @@ def make_job(
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped, pipeline = _placed(model, plan, backend, data.facts, dtype, seed=config.seed)
     _log_rate(config, plan, model, record.log)
+    if config.weights.freeze:
+        record.log(_frozen_text(model))
     prepared = None if data.prepared is None else data.prepared.load(plan, backend, dtype)
     task = make_task(config, data.dataset.spec, prepared=prepared)
     batch = {"train_size": data.dataset.train.size, "effective_batch": plan.effective_batch}
@@ -173,6 +175,13 @@ def _batch_factor(config: Config, plan: Plan) -> float:
     return batch_factor(
         optim.lr_scaling, effective_batch=plan.effective_batch, base_batch=optim.lr_base_batch
     )
+
+
+def _frozen_text(model: nn.Module) -> str:
+    weights = [*model.parameters()]
+    frozen = [weight.numel() for weight in weights if not weight.requires_grad]
+    total = sum(weight.numel() for weight in weights)
+    return f"Frozen: {len(frozen)} of {len(weights)} weights, {sum(frozen):,} of {total:,} parameters"
 
 
 def _log_rate(config: Config, plan: Plan, model: nn.Module, log: Log) -> None:

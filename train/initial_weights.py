@@ -39,7 +39,7 @@ def check_weights(config: Config, spec: Spec, root: Path, *, log: Callable[[str]
     # Only the layout of another program needs a model with numbers.
     with torch.device("cpu" if _has_layout(config.model) else "meta"):
         model = build_model(config.model, config.model_options, spec, seed=config.seed)
-    log(f"Initial weights: {_load(model, given, found, config)}")
+    log(f"Initial weights: {found}: {_load(model, given, found, config)}")
 
 
 def load_weights(
@@ -47,7 +47,7 @@ def load_weights(
 ) -> None:
     """Load the weights in `found` into `model`. Raises ConfigError where they do not fit."""
     text = _load(model, stored.read_weights(found), found, config)
-    log(f"Weights: {found.path}, SHA-256 {found.digest(cache=plugins.ROOT / 'data')[:16]}: {text}")
+    log(f"Weights: {found}, SHA-256 {found.digest(cache=plugins.ROOT / 'data')[:16]}: {text}")
 
 
 def _has_layout(name: str) -> bool:

@@ -201,7 +201,8 @@ def _rescale(job: Job, count: Tensor) -> None:
     job.backend.all_reduce_sum(count)
     factor = _nominal_count(job) / count
     gradients = [local(parameter.grad) for parameter in job.model.parameters() if parameter.grad is not None]
-    torch._foreach_mul_(gradients, factor)
+    if gradients:  # a stage of a pipeline may be frozen
+        torch._foreach_mul_(gradients, factor)
 
 
 def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:

@@ -35,6 +35,12 @@ class WeightFiles:
     files: tuple[Path, ...]
     checkpoint: tuple[Path, int] | None = None
 
+    def __str__(self) -> str:
+        """The path, or that of the checkpoint of a run."""
+        return str(
+            self.path if self.checkpoint is None else self.checkpoint[0] / checkpoint_name(self.checkpoint[1])
+        )
+
     def digest(self, *, cache: Path) -> str:
         """Return the hexadecimal SHA-256 of the weights. Those of large files are kept in `cache`.
 
