@@ -21,7 +21,7 @@ from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.batch_norm import configure_norm
 from lib.nn.dropout import dropouts
-from lib.optim.factory import make_optimizer
+from lib.optim.factory import depths, make_optimizer
 from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
 from train.job import Budget, Job, budget_of, warm_up_of, warm_up_text
@@ -70,9 +70,7 @@ def make_job(
         load_weights(model, weights, config, log=record.log)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped, pipeline = _placed(model, plan, backend, data.facts, dtype, seed=config.seed)
-    _log_rate(config, plan, model, record.log)
-    if config.weights.freeze:
-        record.log(_frozen_text(model))
+    _log_rates(config, plan, model, record.log)
     prepared = None if data.prepared is None else data.prepared.load(plan, backend, dtype)
     task = make_task(config, data.dataset.spec, prepared=prepared)
     batch = {"train_size": data.dataset.train.size, "effective_batch": plan.effective_batch}
@@ -177,19 +175,13 @@ def _batch_factor(config: Config, plan: Plan) -> float:
     )
 
 
-def _frozen_text(model: nn.Module) -> str:
-    weights = [*model.parameters()]
-    frozen = [weight.numel() for weight in weights if not weight.requires_grad]
-    total = sum(weight.numel() for weight in weights)
-    return f"Frozen: {len(frozen)} of {len(weights)} weights, {sum(frozen):,} of {total:,} parameters"
-
-
-def _log_rate(config: Config, plan: Plan, model: nn.Module, log: Log) -> None:
-    """Log the scaled learning rate with the weight decay per step that follows from it, and layer decay."""
+def _log_rates(config: Config, plan: Plan, model: nn.Module, log: Log) -> None:
+    """Log what is frozen, layer decay, and a scaled learning rate with the weight decay of a step."""
     optim = config.optim
+    if config.weights.freeze:
+        sizes = [weight.numel() * (not weight.requires_grad) for weight in model.parameters()]
+        log(f"Frozen: {sum(map(bool, sizes))} of {len(sizes)} weights, {sum(sizes):,} parameters")
     if optim.layer_decay != 1:
-        from lib.optim.layer_decay import depths
-
         last = max(depths(model).values())
         lowest = f"{optim.layer_decay**last:.3g} of the learning rate at the lowest"
         log(f"Layer-wise decay {optim.layer_decay:g} over {last + 1} depths: {lowest}")

@@ -211,7 +211,7 @@ def built(config: Config, spec: Spec) -> nn.Module:
     model = build_model(config.model, config.model_options, spec, seed=config.seed)
     configure_recomputation(model, config.grad_checkpoint or "none")
     if config.weights.freeze:
-        from lib.nn.freezing import freeze
+        from lib.nn.weights import freeze
 
         freeze(model, config.weights.freeze)
     return model

@@ -15,7 +15,6 @@ from lib.errors import ToolkitError
 from lib.kconf import Resolved, Value, values_from_json
 from lib.plugins import ROOT
 from lib.runs.directory import RunDir
-from lib.runs.weight_files import find_weights
 
 # Symbols that change no number of a training run: its launch, data loading, logging and checkpoints.
 _LAUNCH = ("NUM_DEVICES", "DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS")
@@ -52,6 +51,8 @@ def initial_digest(in_effect: Mapping[str, Value]) -> str | None:
     """Return the SHA-256 of the initial weights; None for random ones. Raises ToolkitError."""
     if not in_effect.get(_WEIGHTS):
         return None
+    from lib.runs.weight_files import find_weights  # most runs do without it
+
     folders = [text for name in ("WEIGHTS_DIR", "DATA_DIR") if isinstance(text := in_effect.get(name), str)]
     found = find_weights(str(in_effect[_WEIGHTS]), root=ROOT, folders=folders)
     return found.digest(cache=ROOT / "data")

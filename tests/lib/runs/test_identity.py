@@ -261,7 +261,10 @@ def test_a_run_named_by_the_path_of_its_weights_is_found(tmp_path: Path) -> None
     assert by_path != identity(requested.in_effect)
     assert is_identity(by_path, requested, stored=lambda: None)
     run = RunDir.create(
-        tmp_path / "runs", model="gpt2", identity=by_path, files={"config": "", "values": requested.values}
+        tmp_path / "runs",
+        model="gpt2",
+        identity=by_path,
+        files={"config": "", "values": dict(requested.values)},
     )
     run.release()
     assert trains(run, requested)
