@@ -45,9 +45,8 @@ def make_optimizer(
     Two groups: parameters of two or more dimensions, which decay, and the others, which do not. Muon moves
     the model's hidden matrices into a third with `muon_learning_rate`; the other two follow AdamW. With
     Adam-atan2 all parameters decay, and sign-updated ones are a second group with `sign_learning_rate`.
-    With `layer_decay` below 1 each is split by depth. Rates are stored as "lr" and, for schedules, as
-    "peak_lr". Options that the rule does not use are None. A model that is Constrained is projected into its
-    bounds after every step.
+    A `layer_decay` below 1 splits each by depth. Rates are stored as "lr" and, for schedules, "peak_lr". What
+    the rule does not use is None. A model that is Constrained is projected into its bounds after every step.
 
     product_dtype: of Muon's matrix products; None: that of the weights. shard_state: each rank keeps the
     state of some weights, updates them and sends them to the others. Raises ConfigError for Muon and a model
