@@ -31,6 +31,7 @@ class OptimOptions:
     muon_learning_rate: float | None
     sign_learning_rate: float | None
     weight_decay: float
+    layer_decay: float  # 1: every layer has the same learning rate
     momentum: float | None
     nesterov: bool
     adam_beta1: float | None
@@ -85,6 +86,17 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightOptions:
+    """Weights that training starts from, and those that are not trained. Blanks separate patterns."""
+
+    initial_weights: str  # "" for random ones
+    weights_dir: str
+    initial_weights_allow: str
+    reset_head: bool
+    freeze: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
     """Metric loggers besides metrics.jsonl."""
 
@@ -99,6 +111,7 @@ GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Conf
     "lr_schedule": LrScheduleOptions,
     "checkpoints": CheckpointOptions,
     "launch": LaunchOptions,
+    "weights": WeightOptions,
     "sinks": SinkOptions,
 }
 
@@ -175,7 +188,7 @@ class Config:
     max_seconds: int | None
     eval_interval_steps: int
     log_interval_steps: int
-    initial_weights: str | None  # "" for random ones; None for models that cannot load weights
+    weights: WeightOptions
     seed: int
     deterministic: bool
     oom_retry: bool
@@ -203,7 +216,8 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     """Build the typed view from symbol values (bool, int, float, str, tuple; None = hidden).
 
     Raises ConfigError where there is no such model, where a symbol that must have a value has none, and for
-    what Kconfig, which cannot compare fractions, lets through: Nesterov without momentum.
+    what Kconfig, which compares neither fractions nor texts, lets through: Nesterov without momentum, and
+    options on initial weights without any.
     """
     model = values.get("MODEL")
     if not isinstance(model, str) or not model:
@@ -216,6 +230,10 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     task = task_of(model)
     if task == "classify":  # what a model that predicts rows says, whose task can be chosen
         task = str(values["TASK"] or task)
+    for name in ("RESET_HEAD", "INITIAL_WEIGHTS_ALLOW", "WEIGHTS_DIR"):
+        if values[name] and not values["INITIAL_WEIGHTS"]:
+            todo = "set CONFIG_INITIAL_WEIGHTS, too"
+            raise ConfigError(f"CONFIG_{name} has no effect without initial weights", todo=todo)
     options = {
         "model_options": MODELS.own(model, values),
         "data_options": DATASETS.own(str(values["DATASET"]), values),

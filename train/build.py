@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -22,7 +21,7 @@ from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.batch_norm import configure_norm
 from lib.nn.dropout import dropouts
-from lib.optim.factory import make_optimizer
+from lib.optim.factory import depths, make_optimizer
 from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
 from train.job import Budget, Job, budget_of, warm_up_of, warm_up_text
@@ -32,6 +31,7 @@ from train.training_data import TrainingData, built
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema
+    from lib.runs.weight_files import WeightFiles
     from train.pipeline import Pipeline
 
 Log: TypeAlias = Callable[[str], object]
@@ -48,13 +48,13 @@ def make_job(
     hardware: Hardware,
     backend: Backend,
     record: Record,
-    weights: Path | None = None,
+    weights: WeightFiles | None = None,
     dtype: torch.dtype = torch.float32,
     whole_run: bool = False,
 ) -> Job:
     """Build model, optimizer and loaders on the backend's device, as the plan says.
 
-    weights: a safetensors file to start from; None for random ones.
+    weights: to start from; None for random ones.
     dtype: of weights and images; float64 for checks of exactness.
     whole_run: the job is trained to the end of its budget, which AUGMENT_AHEAD and warmup depend on.
     Raises ConfigError where `weights` cannot be read or do not fit, or warmup is longer than the run.
@@ -67,10 +67,10 @@ def make_job(
     if weights is not None:
         from train.initial_weights import load_weights
 
-        load_weights(model, weights, name=config.model, log=record.log)
+        load_weights(model, weights, config, log=record.log)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped, pipeline = _placed(model, plan, backend, data.facts, dtype, seed=config.seed)
-    _log_rate(config, plan, record.log)
+    _log_rates(config, plan, model, record.log)
     prepared = None if data.prepared is None else data.prepared.load(plan, backend, dtype)
     task = make_task(config, data.dataset.spec, prepared=prepared)
     batch = {"train_size": data.dataset.train.size, "effective_batch": plan.effective_batch}
@@ -160,6 +160,7 @@ def optimizer_of(config: Config, plan: Plan, model: nn.Module) -> torch.optim.Op
         adam_beta1=optim.adam_beta1,
         adam_beta2=optim.adam_beta2,
         adam_eps=optim.adam_eps,
+        layer_decay=optim.layer_decay,
         muon_learning_rate=scaled(optim.muon_learning_rate),
         sign_learning_rate=scaled(optim.sign_learning_rate),
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
@@ -174,9 +175,16 @@ def _batch_factor(config: Config, plan: Plan) -> float:
     )
 
 
-def _log_rate(config: Config, plan: Plan, log: Log) -> None:
-    """Log the scaled learning rate and the weight decay per step that follows from it."""
+def _log_rates(config: Config, plan: Plan, model: nn.Module, log: Log) -> None:
+    """Log what is frozen, layer decay, and a scaled learning rate with the weight decay of a step."""
     optim = config.optim
+    if config.weights.freeze:
+        sizes = [weight.numel() * (not weight.requires_grad) for weight in model.parameters()]
+        log(f"Frozen: {sum(map(bool, sizes))} of {len(sizes)} weights, {sum(sizes):,} parameters")
+    if optim.layer_decay != 1:
+        last = max(depths(model).values())
+        lowest = f"{optim.layer_decay**last:.3g} of the learning rate at the lowest"
+        log(f"Layer-wise decay {optim.layer_decay:g} over {last + 1} depths: {lowest}")
     if optim.lr_scaling == "none":
         return
     rate = optim.learning_rate * _batch_factor(config, plan)
@@ -224,7 +232,8 @@ def _ema(config: Config, plan: Plan, model: nn.Module, budget: Budget, log: Log)
             f"The average spans more than a third of the {budget.total_steps} steps: the first weights still "
             "count at the end; lower CONFIG_EMA_DECAY"
         )
-    return Ema(model, decay=decay, leave_out=sign_parameters(model))
+    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
+    return Ema(model, decay=decay, leave_out=[*sign_parameters(model), *frozen])
 
 
 def placement_of(

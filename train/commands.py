@@ -27,7 +27,7 @@ from lib.plan.types import STATIC_SHAPES, Hardware, Plan
 from lib.runs import checkpoint
 from lib.runs.console import Console
 from lib.runs.directory import RunDir, resolve_run
-from lib.runs.identity import identity, trains
+from lib.runs.identity import identity, initial_digest, stored_digest, trains
 from train import loop
 from train.build import make_job
 from train.job import Job, Progress, checkpoint_format
@@ -135,7 +135,9 @@ def _configuration_files(planned: PlannedRun) -> dict[str, str | dict[str, Any]]
 
 
 def _environment_files(planned: PlannedRun) -> dict[str, dict[str, Any]]:
-    return {"plan": planned.plan.to_json(), "hardware": planned.hardware.to_json(), "env": environment()}
+    digest = initial_digest(planned.request.resolved.in_effect)
+    env = environment() | ({"initial_weights": digest} if digest else {})
+    return {"plan": planned.plan.to_json(), "hardware": planned.hardware.to_json(), "env": env}
 
 
 def _request(
@@ -278,10 +280,12 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         record.console.write_log(plain_text(planned.plan))
         if interrupted is not None:
             # The configuration may have changed where that is allowed, such as the number of devices.
-            requested = _configuration_files(planned)
+            requested = _configuration_files(planned) | _environment_files(planned)
+            if digest := stored_digest(run):  # the file may be another one by now
+                requested["env"]["initial_weights"] = digest
             if run.identity != identity(planned.request.resolved.in_effect):
                 del requested["values"]  # the identity of an older version is the hash of the stored values
-            for name, content in (requested | _environment_files(planned)).items():
+            for name, content in requested.items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)
         try:
@@ -318,7 +322,7 @@ def _log_end(run: RunDir, error: BaseException) -> None:
 @ended_once()
 def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: RunDir | None) -> int:
     config, weights = planned.request.config, None
-    if config.initial_weights:
+    if config.weights.initial_weights:
         from train.initial_weights import initial_weights
 
         weights = initial_weights(config, planned.request.root)

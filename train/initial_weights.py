@@ -1,95 +1,93 @@
-"""The file of weights that training starts from: CONFIG_INITIAL_WEIGHTS."""
+"""The weights that training starts from: CONFIG_INITIAL_WEIGHTS."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
+from lib import plugins
 from lib.config import Config
 from lib.data.types import Spec
 from lib.errors import ConfigError
-from lib.nn.model_code import ModelCode, build_model, load_layout
-
-_ACCEPTED = "give one safetensors file in the layout of Hugging Face transformers, as make export writes it"
-# First bytes of other weight formats.
-_OTHERS = (
-    (b"PK\x03\x04", "an archive as torch.save writes it (.pt, .pth, .bin)"),
-    (b"\x80\x02", "a pickle as old versions of torch.save wrote it (.pt, .pth, .bin)"),
-    (b"version https://git-lfs", "a Git LFS pointer without the weights: git lfs pull"),
-    (b"GGUF", "a GGUF file"),
-    (b"\x89HDF", "an HDF5 file"),
-)
-_CONVERT = (
-    "convert it, for example with .venv/bin/python -c 'import sys, torch, safetensors.torch as s; "
-    "s.save_file({n: t.clone() for n, t in torch.load(sys.argv[1], weights_only=True).items()}, sys.argv[2])'"
-    " IN.pt OUT.safetensors"
-)
+from lib.kconf.reader import foremost
+from lib.nn import weights as stored
+from lib.nn.model_code import ModelCode, build_model, load_layout, load_model
+from lib.runs.weight_files import OPTION, WeightFiles, find_weights
 
 
-def initial_weights(config: Config, root: Path) -> Path | None:
-    """Return the file that training starts from, None for random ones. A relative path starts at `root`."""
-    if not config.initial_weights:
-        return None
-    return (root / Path(config.initial_weights).expanduser()).resolve()
+def initial_weights(config: Config, root: Path) -> WeightFiles | None:
+    """Return the files that training starts from, None for random weights. A relative path starts at `root`.
 
-
-def check_file(config: Config, root: Path) -> None:
-    """Check the beginning of the file.
-
-    Raises ConfigError where it is not a safetensors file, or the package that reads them is not installed.
+    Raises ConfigError where there is nothing that can be read.
     """
-    file = initial_weights(config, root)
-    if file is None:
-        return
-    requested = f"CONFIG_INITIAL_WEIGHTS={file}"
-    if file.is_dir():
-        found = sorted(path.name for path in file.glob("*.safetensors"))
-        todo = f"name the file in it: {file / found[0]}" if len(found) == 1 else _ACCEPTED
-        why = "" if len(found) < 2 else f"its {len(found)} shards ({found[0]}, ...) have to be merged first"
-        raise ConfigError(f"{requested} is a directory", why=why, todo=todo)
+    if not config.weights.initial_weights:
+        return None
+    folders = (config.weights.weights_dir, config.data_dir or "")
+    return find_weights(config.weights.initial_weights, root=root, folders=folders)
+
+
+def check_weights(config: Config, spec: Spec, root: Path, *, log: Callable[[str], object]) -> None:
+    """Check that the weights fit the model, and log what matches. Raises ConfigError where they do not."""
+    found = initial_weights(config, root)
+    if found is not None:
+        # Only the layout of another program needs a model with numbers.
+        with torch.device("cpu" if _has_layout(config.model) else "meta"):
+            model = build_model(config.model, config.model_options, spec, seed=config.seed)
+        log(f"Initial weights: {found}: {_load(model, found, config)}")
+
+
+def load_weights(
+    model: nn.Module, found: WeightFiles, config: Config, *, log: Callable[[str], object]
+) -> None:
+    """Load the weights in `found` into `model`. Raises ConfigError where they do not fit."""
+    text = _load(model, found, config)
+    log(f"Weights: {found}, SHA-256 {found.digest(cache=plugins.ROOT / 'data')[:16]}: {text}")
+
+
+def _has_layout(name: str) -> bool:
+    return (plugins.ROOT / "models" / name / "huggingface.py").is_file()
+
+
+def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
+    """Load weights into `model`, or compare alone on the meta device; return what matches."""
+    given, fault = stored.read_weights(found), f"{OPTION}={found.path}"
+    bad = [name for name, each in given.items() if each.is_floating_point() and not each.isfinite().all()]
+    if bad:
+        why = f"{bad[0]} has values that are not finite{f', and {len(bad) - 1} more' if bad[1:] else ''}"
+        raise ConfigError(f"{fault} cannot be used", why=why, todo="name an earlier checkpoint")
+    if _has_layout(config.model) and not given.keys() & model.state_dict().keys():
+        return _load_layout(model, given, fault, config)
+    head = stored.head_of(model, getattr(load_model(config.model), "HEAD", None))
+    new = head if config.weights.reset_head else ""
+    matched = stored.match(model, given, head=new, allow=config.weights.initial_weights_allow)
+    if config.weights.reset_head and not matched.new:
+        todo = f"set it to n, or name the head in models/{config.model}/model.py: HEAD = ..."
+        raise ConfigError("CONFIG_RESET_HEAD=y: the model has no head of its own", todo=todo)
+    if lines := list(matched.faults.values()):
+        todo = "use weights of this model, or name what may differ in CONFIG_INITIAL_WEIGHTS_ALLOW"
+        if head and all(name.startswith(f"{head}.") for name in matched.faults):
+            todo = "CONFIG_RESET_HEAD=y starts with a new head"
+        why = f"{lines[0]}{f', and {len(lines) - 1} more' if lines[1:] else ''}; {matched}"
+        findings = foremost(lines, "differences") if lines[1:] else []
+        raise ConfigError(f"{fault} does not fit the model", why=why, todo=todo, findings=findings)
+    stored.load(model, matched.weights)
+    return str(matched)
+
+
+def _load_layout(model: nn.Module, given: Mapping[str, Tensor], fault: str, config: Config) -> str:
+    """Load weights in the layout of Hugging Face transformers, where the model has one."""
+    if config.weights.reset_head or config.weights.initial_weights_allow:
+        what = f"CONFIG_RESET_HEAD and CONFIG_INITIAL_WEIGHTS_ALLOW have no effect on {fault}"
+        why = "all weights in the layout of Hugging Face transformers are read, and none has a head"
+        raise ConfigError(what, why=why, todo="leave them out")
     try:
-        with file.open("rb") as opened:
-            start = opened.read(32)
-            size_bytes = file.stat().st_size
-    except OSError as error:
-        raise ConfigError(f"{requested} cannot be read", why=error.strerror or str(error)) from error
-    # A file of safetensors: the length of its header in 8 bytes, and the header, which is JSON.
-    if start[8:9] == b"{" and 8 + int.from_bytes(start[:8], "little") <= size_bytes:
-        load_layout(config.model).require_package()
-        return
-    if not start:
-        raise ConfigError(f"{requested} is empty", todo=_ACCEPTED)
-    for number, (magic, kind) in enumerate(_OTHERS):
-        if start.startswith(magic):
-            raise ConfigError(f"{requested} is {kind}", why=_ACCEPTED, todo=_CONVERT if number < 2 else "")
-    raise ConfigError(f"{requested} is not a safetensors file, or damaged", todo=_ACCEPTED)
-
-
-def check_weights(config: Config, spec: Spec, root: Path) -> None:
-    """Check that the weights fit the model. Raises ConfigError where they cannot be read or do not fit."""
-    file = initial_weights(config, root)
-    if file is not None:
-        model = build_model(config.model, config.model_options, spec, seed=config.seed)
-        load_weights(model, file, name=config.model, log=lambda _: None)
-
-
-def load_weights(model: torch.nn.Module, file: Path, *, name: str, log: Callable[[str], None]) -> None:
-    """Load the weights in `file` into `model`, called `name`. Raises ConfigError where they do not fit."""
-    requested = f"CONFIG_INITIAL_WEIGHTS={file}"
-    try:
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{requested} cannot be read", why=error.strerror or str(error)) from error
-    try:
-        with ModelCode(name):
-            load_layout(name).load(model, str(file))
+        with ModelCode(config.model):
+            load_layout(config.model).from_huggingface(model, given)
     except ConfigError as error:
         why = f"{error.what}: {error.why}" if error.why else error.what
-        raise ConfigError(
-            f"{requested} cannot be used", why=why, todo=error.todo, findings=error.findings
-        ) from error
-    log(f"Weights: {file}, SHA-256 {digest[:16]}")
+        findings = error.findings
+        raise ConfigError(f"{fault} cannot be used", why=why, todo=error.todo, findings=findings) from error
+    return f"{len(given)} tensors in the layout of Hugging Face transformers"

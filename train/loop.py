@@ -198,9 +198,9 @@ def _rescale(job: Job, count: Tensor) -> None:
     # In the gradients' dtype: a quotient of integers would be a float32.
     count = count.detach().to(next(job.model.parameters()).dtype, copy=True)
     job.backend.all_reduce_sum(count)
-    factor = _nominal_count(job) / count
     gradients = [local(parameter.grad) for parameter in job.model.parameters() if parameter.grad is not None]
-    torch._foreach_mul_(gradients, factor)
+    if gradients:  # a stage of a pipeline may be frozen
+        torch._foreach_mul_(gradients, _nominal_count(job) / count)
 
 
 def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:

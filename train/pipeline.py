@@ -75,7 +75,8 @@ class Pipeline:
         self._scale = scale
         sums = self._run(rows, task.training, train=True)
         for weight in self._tied:
-            dist.all_reduce(weight.grad, group=self._ends)
+            if weight.requires_grad:
+                dist.all_reduce(weight.grad, group=self._ends)
         return sums
 
     def evaluate(self, batches: Iterator[Batch], task: Task) -> Iterator[Sums]:
@@ -100,9 +101,10 @@ class Pipeline:
         """Clip gradients to the total norm `max_norm` over all stages."""
         gradients = {id(each): each.grad for each in model.parameters() if each.grad is not None}
         own = nn.utils.get_total_norm([gradients[key] for key in gradients.keys() & self._owned])
-        square = own.square().to(self._backend.device)
+        square = own.square().to(self._sent)  # of no gradients it is a float32
         self._backend.all_reduce_sum(square)
-        torch._foreach_mul_([*gradients.values()], (max_norm / (square.sqrt() + 1e-6)).clamp(max=1.0))
+        if gradients:
+            torch._foreach_mul_([*gradients.values()], (max_norm / (square.sqrt() + 1e-6)).clamp(max=1.0))
 
     def own_state(
         self, state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer

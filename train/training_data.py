@@ -90,10 +90,10 @@ def open_to_train(
     Raises ConfigError for initial weights that are missing or do not fit the model, or a warmup longer than
     the run; PlanError where the effective batch is larger than the data.
     """
-    if config.initial_weights:
-        from train.initial_weights import check_file, check_weights
+    if config.weights.initial_weights:
+        from train.initial_weights import check_weights, initial_weights
 
-        check_file(config, root)
+        initial_weights(config, root)
     refuse(config, None)
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)
@@ -101,14 +101,14 @@ def open_to_train(
     def check() -> None:
         # Of what is at a URL only the usual is known.
         if known and not (config.data_dir and _data_dir(config, root=root, log=log, fetch=False) is None):
-            if config.initial_weights:
-                check_weights(config, known.spec, root)
+            if config.weights.initial_weights:
+                check_weights(config, known.spec, root, log=lambda _: None)
             refuse(config, make_training_data(config, known))
 
     with checked_before(check):
         data = open_training_data(config, root=root, log=log, check=True)
-    if config.initial_weights:
-        check_weights(config, data.dataset.spec, root)
+    if config.weights.initial_weights:
+        check_weights(config, data.dataset.spec, root, log=log)
     return data
 
 
@@ -229,6 +229,10 @@ def built(config: Config, spec: Spec) -> nn.Module:
     """Build the configured model for data of `spec`."""
     model = build_model(config.model, config.model_options, spec, seed=config.seed)
     configure_recomputation(model, config.grad_checkpoint or "none")
+    if config.weights.freeze:
+        from lib.nn.weights import freeze
+
+        freeze(model, config.weights.freeze)
     return model
 
 

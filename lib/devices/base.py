@@ -298,7 +298,7 @@ class SimulatedBackend(Backend):
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:  # noqa: ARG002
         """Add a gradient bucket for each parameter, as DDP would."""
         if self._averages_gradients:
-            for parameter in model.parameters():
+            for parameter in filter(lambda each: each.requires_grad, model.parameters()):
                 self._buckets.append(bucket := torch.empty_like(parameter, requires_grad=False))
 
                 def into_bucket(parameter: Tensor, bucket: Tensor = bucket) -> None:

@@ -11,7 +11,8 @@ empty; a text may be.
 
 A line `Neutral: n` in the help of any symbol (for a choice, of the string that names its member) gives the
 value, as in .config, at which training behaves as if the option did not exist. A new option with that value
-as its default leaves the identity of every run unchanged.
+as its default leaves the identity of every run unchanged. `Neutral: n unless SYMBOL` holds where SYMBOL is
+not set: where it is, runs could set the option already, and have it in their identity.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
 _INTERVAL = rf"(?:{_NUMBER} (<=?) )?x(?: (<=?) {_NUMBER})?"
 _RULE = re.compile(rf"(?:(path|text)|(float|int)( list(, rising)?)?(?:, {_INTERVAL}|, x (>=?) {_NUMBER})?)")
 _VALUE_LINE = re.compile(r"^\s*Value: *(.*?)\s*$", re.MULTILINE)
-_NEUTRAL_LINE = re.compile(r"^\s*Neutral: *(.*?)\s*$", re.MULTILINE)
+_NEUTRAL_LINE = re.compile(r"^\s*Neutral: *(.*?)(?: unless (\w+))?\s*$", re.MULTILINE)
 
 
 def is_plain_int(text: str) -> bool:
@@ -106,13 +107,16 @@ def parse_rule(text: str) -> ValueRule:
 
 def value_line(symbol: Any) -> str | None:
     """Return the text after `Value: ` in the help of a kconfiglib symbol, from any of its definitions."""
-    return _find_in_help(symbol, _VALUE_LINE)
+    match = _find_in_help(symbol, _VALUE_LINE)
+    return match and match[1]
 
 
 def neutral_line(symbol: Any) -> str | None:
-    """Return the value after `Neutral: `, without quotes; None without such a line."""
-    text = _find_in_help(symbol, _NEUTRAL_LINE)
-    return text and text.strip('"')
+    """Return the value after `Neutral: `, without quotes; None where no value is neutral."""
+    match = _find_in_help(symbol, _NEUTRAL_LINE)
+    if match is None or (match[2] and symbol.kconfig.syms[match[2]].tri_value):
+        return None
+    return match[1].strip('"')
 
 
 def help_text(node: Any) -> str:
@@ -122,9 +126,8 @@ def help_text(node: Any) -> str:
     return " ".join(" ".join(kept).split())
 
 
-def _find_in_help(symbol: Any, form: re.Pattern[str]) -> str | None:
-    found = (form.search(node.help or "") for node in symbol.nodes)
-    return next((match[1] for match in found if match), None)
+def _find_in_help(symbol: Any, form: re.Pattern[str]) -> re.Match[str] | None:
+    return next((match for node in symbol.nodes if (match := form.search(node.help or ""))), None)
 
 
 def rule_of(symbol: Any) -> ValueRule | None:

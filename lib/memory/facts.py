@@ -55,7 +55,8 @@ def model_facts(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes_per_sample=(many_bytes - few_bytes) // rows,
         train_size=train_size,
-        has_batchnorm=any(isinstance(module, _BatchNorm) for module in model.modules()),
+        # A frozen one stays in evaluation mode, and needs no groups.
+        has_batchnorm=any(isinstance(module, _BatchNorm) and module.training for module in model.modules()),
         units=weight_units(model),
         flop_per_sample=flop / rows,
         stages=stages,

@@ -12,6 +12,7 @@ Models use the layers of torch.nn; `configure_norm` converts them to these where
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lib.errors import ConfigError
+
+
+class FrozenNorm(_BatchNorm):
+    """Batch normalisation by its stored statistics, which never move (`lib.nn.freezing`)."""
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        """Stay in evaluation mode."""
+        return super().train(False)
 
 
 class _Ghost(_BatchNorm):
@@ -118,7 +127,7 @@ def configure_norm(model: nn.Module, *, norm_batch: int, momentum: float | None)
     does not support groups.
     """
     for name, module in model.named_modules():
-        if not isinstance(module, _BatchNorm):
+        if not isinstance(module, _BatchNorm) or isinstance(module, FrozenNorm):
             continue
         if momentum is not None:
             module.momentum = momentum

@@ -28,6 +28,7 @@ MAX_CHARACTERS = 400  # of a model's exception in messages; those of compilers f
 class ModelModule(Protocol):
     """Required definitions of models/<name>/model.py."""
 
+    # HEAD: str may name the module that CONFIG_RESET_HEAD replaces.
     TASK: str  # name of a folder of train/tasks
     Options: type[Any]  # a frozen dataclass; its fields are the model's own symbols
     build: Callable[[Any, Any], nn.Module]  # takes Options and the spec of the data
@@ -103,7 +104,7 @@ class Layout(Protocol):
 
     require_package: Callable[[], Any]  # raises ConfigError if it is not installed
     save: Callable[[Any, str], None]  # of the model and the path of a safetensors file
-    load: Callable[[Any, str], None]
+    from_huggingface: Callable[[Any, Mapping[str, torch.Tensor]], None]
     configuration: Callable[[Any], dict[str, Any]]  # of the model: the contents of config.json
 
 

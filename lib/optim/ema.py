@@ -48,7 +48,8 @@ class Ema:
     def update(self) -> None:
         """Update the average from the model's weights. Called after the optimizer's step."""
         assert not self._inside, "the model holds the averages, not its weights"
-        torch._foreach_lerp_(self._averages, self._own(), 1 - self._decay)
+        if self._averages:
+            torch._foreach_lerp_(self._averages, self._own(), 1 - self._decay)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -57,6 +58,9 @@ class Ema:
         Values are copied and addresses stay, so that a compiled model needs no recompilation.
         """
         assert not self._inside, "the model already holds the averages"
+        if not self._averages:
+            yield
+            return
         own = [weight.clone() for weight in self._own()]
         torch._foreach_copy_(self._own(), self._averages)
         self._inside = True

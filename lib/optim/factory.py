@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from lib.distributed.fsdp import is_sharded, local_shard, shard_optimizer_state
+from lib.distributed.fsdp import blocks_of, is_sharded, local_shard, shard_optimizer_state
 from lib.errors import ConfigError
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # torch's "cuda" includes ROCm
@@ -33,6 +34,7 @@ def make_optimizer(
     adam_beta1: float | None,
     adam_beta2: float | None,
     adam_eps: float | None,
+    layer_decay: float = 1.0,
     muon_learning_rate: float | None = None,
     sign_learning_rate: float | None = None,
     product_dtype: torch.dtype | None = None,
@@ -43,21 +45,22 @@ def make_optimizer(
     Two groups: parameters of two or more dimensions, which decay, and the others, which do not. Muon moves
     the model's hidden matrices into a third with `muon_learning_rate`; the other two follow AdamW. With
     Adam-atan2 all parameters decay, and sign-updated ones are a second group with `sign_learning_rate`.
-    Rates are stored as "lr" and, for schedules, as "peak_lr". Options that the rule does not use are None. A
-    model that is Constrained is projected into its bounds after every step.
+    A `layer_decay` below 1 splits each by depth. Rates are stored as "lr" and, for schedules, "peak_lr". What
+    the rule does not use is None. A model that is Constrained is projected into its bounds after every step.
 
     product_dtype: of Muon's matrix products; None: that of the weights. shard_state: each rank keeps the
     state of some weights, updates them and sends them to the others. Raises ConfigError for Muon and a model
     that does not name its hidden matrices.
     """
+    split = functools.partial(_split_by_depth, model=model, rate=learning_rate, decay=layer_decay)
     if name == "adam_atan2":
         from lib.optim.adam_atan2 import AdamATan2
 
         assert adam_beta1 is not None and adam_beta2 is not None
-        groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
+        groups = split(_atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate))
         return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
     hidden = _hidden(model) if name == "muon" else []
-    groups = _groups(model, weight_decay, hidden)
+    groups = split(_groups(model, weight_decay, hidden))
     rule: type[torch.optim.Optimizer] = torch.optim.Adam if name == "adam" else torch.optim.AdamW
     options: dict[str, Any] = {"betas": (adam_beta1, adam_beta2), "eps": adam_eps}
     if name == "sgd":
@@ -72,15 +75,13 @@ def make_optimizer(
 
         assert isinstance(optimizer, torch.optim.AdamW)
         assert muon_learning_rate is not None and momentum is not None
-        optimizer = Muon(
-            hidden,
-            optimizer,
-            learning_rate=muon_learning_rate,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            nesterov=nesterov,
-            product_dtype=product_dtype,
-        )
+        own: dict[str, Any] = {
+            "learning_rate": muon_learning_rate,
+            "momentum": momentum,
+            "nesterov": nesterov,
+        }
+        optimizer = Muon(hidden, optimizer, weight_decay=weight_decay, product_dtype=product_dtype, **own)
+        optimizer.param_groups[-1:] = split(optimizer.param_groups[-1:])
     return _prepared(optimizer, model)
 
 
@@ -163,6 +164,44 @@ def _groups(model: nn.Module, weight_decay: float, leave_out: Sequence[nn.Parame
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+def _split_by_depth(
+    groups: list[dict[str, Any]], *, model: nn.Module, rate: float, decay: float
+) -> list[dict[str, Any]]:
+    """Split groups by the depth of their weights, the largest first: each below has `decay` times its rate.
+
+    rate: of the largest depth in groups without "lr".
+    """
+    if decay == 1:
+        return groups
+    depth_of, found = depths(model), []
+    last = max(depth_of.values())
+    for group in groups:
+        for depth in range(last, -1, -1):
+            weights = [weight for weight in group["params"] if depth_of[id(weight)] == depth]
+            if weights or depth == last:  # the first group tells the learning rate
+                own = {"params": weights, "lr": group.get("lr", rate) * decay ** (last - depth)}
+                found.append(group | own)
+    return found
+
+
+def depths(model: nn.Module) -> dict[int, int]:
+    """Return the depth of each weight by its id: 0 before the first block, the largest for the head.
+
+    Blocks are the composed members of lists (`blocks_of`); without any, modules with weights of their own.
+    Their order is that of registration, as is what is before the first and after the last one.
+    """
+    blocks = [list(block.parameters()) for block in blocks_of(model)]
+    if not blocks:
+        own = [list(module.parameters(recurse=False)) for module in model.modules()]
+        blocks = [weights for weights in own if weights][1:]
+    of_block = {id(weight): number for number, weights in enumerate(blocks, start=1) for weight in weights}
+    found, depth = dict[int, int](), 0
+    for weight in model.parameters():
+        depth = of_block.get(id(weight), depth + (depth == len(blocks)))
+        found[id(weight)] = depth
+    return found
 
 
 def _trained(model: nn.Module, leave_out: Sequence[nn.Parameter]) -> list[nn.Parameter]:

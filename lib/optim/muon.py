@@ -71,11 +71,13 @@ class Muon(torch.optim.Optimizer):
         """Update every parameter that has a gradient. Raises ValueError for a closure."""
         if closure is not None:
             raise ValueError("Muon takes no closure")
-        *others, hidden = self.param_groups
         # Reassigned because loading a state replaces both.
-        self._rest.param_groups, self._rest.state = others, self.state
+        self._rest.param_groups = [group for group in self.param_groups if "betas" in group]
+        self._rest.state = self.state
         self._rest.step()
-        self._step_matrices(hidden)
+        for group in self.param_groups:
+            if "betas" not in group:
+                self._step_matrices(group)
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         matrices = [matrix for matrix in group["params"] if matrix.grad is not None]

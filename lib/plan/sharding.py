@@ -120,12 +120,11 @@ def shares(units: Units, layout: Layout) -> Mapping[str, float]:
     """Return the factor on each kind of memory of an unsharded process; kinds not named do not change."""
     whole = held(units, Layout(strategy="single", world=1, shard=1))
     own = held(units, layout)
-    parameters = own.parameters / whole.parameters
     return {
         "parameters": (own.parameters + own.gathered_parameters) / whole.parameters,
         "gradients": (own.gradients + own.gathered_gradients) / max(1, whole.gradients),
         "optimizer": own.optimizer / max(1, whole.optimizer),
-        "averages": parameters,
+        "averages": own.gradients / max(1, whole.gradients),
     }
 
 

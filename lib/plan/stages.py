@@ -70,8 +70,8 @@ def stage_shares(facts: ModelFacts, layout: Layout) -> Mapping[str, float]:
     # The last stage has one micro-batch at a time, and the only logits.
     blocks = len(facts.units) - 1
     in_flight = max((len(stages) - place) * stage.blocks / blocks for place, stage in enumerate(stages))
-    kinds = {"parameters": parameters, "averages": parameters, "gradients": trained, "optimizer": trained}
-    return {**kinds, "activations": max(1.0, in_flight)}
+    kinds = dict.fromkeys(("averages", "gradients", "optimizer"), trained)
+    return {"parameters": parameters, **kinds, "activations": max(1.0, in_flight)}
 
 
 def buffer_bytes(stages: StageFacts, layout: Layout, *, samples: int, micro_batch: int) -> int:

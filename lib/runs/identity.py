@@ -13,15 +13,18 @@ from collections.abc import Callable, Mapping
 
 from lib.errors import ToolkitError
 from lib.kconf import Resolved, Value, values_from_json
+from lib.plugins import ROOT
 from lib.runs.directory import RunDir
 
 # Symbols that change no number of a training run: its launch, data loading, logging and checkpoints.
 _LAUNCH = ("NUM_DEVICES", "DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS")
+_WEIGHTS = "INITIAL_WEIGHTS"
 _EXCLUDED = {
     *_LAUNCH,
     *("TABLE_SCALE", "DATA_DOWNLOAD", "DATA_PLACEMENT", "NUM_WORKERS", "PREFETCH", "AUGMENT_AHEAD"),
     *("OOM_RETRY", "LOG_INTERVAL_STEPS", "CHECKPOINT_INTERVAL_STEPS", "CHECKPOINT_SECONDS"),
     *("CHECKPOINT_ASYNC", "CHECKPOINT_FORMAT", "CHECKPOINT_URL", "KEEP_LAST", "KEEP_BEST", "RESUME"),
+    "WEIGHTS_DIR",
 }
 _GROUPS = ("SLURM_", "SINK_")
 # What is hashed in place of the value: which strategy trains does not matter, as for AUTO.
@@ -34,20 +37,50 @@ def identity(in_effect: Mapping[str, Value]) -> str:
     """Return 8 hexadecimal digits that are equal for equal training, however it was configured.
 
     in_effect: of a `lib.kconf.Resolved`, so that symbols of other models or data sets, and new options at
-    their neutral value, do not matter. What may change when a run resumes is left out.
+    their neutral value, do not matter. What may change when a run resumes is left out. Initial weights count
+    by their content, not their path; by the path where they cannot be read.
     """
-    values = _training_values(in_effect)
-    return _digest({**values, **{name: value for name, value in _HASHED_AS.items() if name in values}})
+    try:
+        content = initial_digest(in_effect)
+    except ToolkitError:  # training says so; here another machine's files may be meant
+        content = None
+    return _digest_with(_training_values(in_effect), content)
 
 
-def is_identity(known: str, resolved: Resolved, *, stored: Callable[[], Mapping[str, Value] | None]) -> bool:
+def initial_digest(in_effect: Mapping[str, Value]) -> str | None:
+    """Return the SHA-256 of the initial weights; None for random ones. Raises ToolkitError."""
+    if not in_effect.get(_WEIGHTS):
+        return None
+    from lib.runs.weight_files import find_weights  # most runs do without it
+
+    folders = [text for name in ("WEIGHTS_DIR", "DATA_DIR") if isinstance(text := in_effect.get(name), str)]
+    found = find_weights(str(in_effect[_WEIGHTS]), root=ROOT, folders=folders)
+    return found.digest(cache=ROOT / "data")
+
+
+def _digest_with(values: Mapping[str, Value], content: str | None) -> str:
+    changed = _HASHED_AS if content is None else {**_HASHED_AS, _WEIGHTS: f"sha256:{content}"}
+    return _digest({**values, **{name: value for name, value in changed.items() if name in values}})
+
+
+def is_identity(
+    known: str,
+    resolved: Resolved,
+    *,
+    stored: Callable[[], Mapping[str, Value] | None],
+    content: str | None = None,
+) -> bool:
     """Return True if a run with the identity `known` trains the configuration `resolved`.
+
+    content: SHA-256 of the initial weights that the run stored, if its path is that of `resolved`.
 
     stored: reads the values of every symbol as the run stored them, None if it has none. Called only if
     `known` may come from a tree that hashed all of them; they must then have that hash.
     """
     wanted = _training_values(resolved.in_effect)
-    if known in (identity(resolved.in_effect), _digest(wanted)):  # the second hashed the strategy, too
+    # Initial weights were once hashed by their path, and the strategy, too.
+    paths = _digest_with(wanted, None), _digest(wanted)
+    if known in (identity(resolved.in_effect), _digest_with(wanted, content), *paths):
         return True
     values = stored()
     if values is None or known != former_identity(values):
@@ -74,7 +107,21 @@ def _digest(values: Mapping[str, Value]) -> str:
 
 def trains(run: RunDir, resolved: Resolved) -> bool:
     """Return True if `run` is a run of that configuration."""
-    return bool(run.identity) and is_identity(run.identity, resolved, stored=lambda: _values(run))
+    content = stored_digest(run) if resolved.in_effect.get(_WEIGHTS) else None
+    if content and (_values(run) or {}).get(_WEIGHTS) != resolved.in_effect[_WEIGHTS]:
+        content = None
+    return bool(run.identity) and is_identity(
+        run.identity, resolved, stored=lambda: _values(run), content=content
+    )
+
+
+def stored_digest(run: RunDir) -> str | None:
+    """Return the SHA-256 of the initial weights of `run`, as it stored it; None where it did not."""
+    try:
+        stored = run.read_json("env").get("initial_weights")
+    except ToolkitError:
+        return None
+    return stored if isinstance(stored, str) else None
 
 
 def has_former_identity(run: RunDir) -> bool:

@@ -122,19 +122,6 @@ def save(model: GPT2, path: str) -> None:
     require_package().torch.save_file(weights, path, metadata={"format": "pt"})
 
 
-def load(model: GPT2 | TextClassifier, path: str) -> None:
-    """Read the weights from a safetensors file.
-
-    Raises ConfigError without the package, for an invalid file, and for weights of another model.
-    """
-    package = require_package()
-    try:
-        tensors = package.torch.load_file(path)
-    except package.SafetensorError as error:
-        raise ConfigError(f"{path} is not a file of safetensors, or damaged", why=str(error)) from error
-    from_huggingface(model, tensors)
-
-
 def _text_tokens(model: GPT2 | TextClassifier) -> int:
     """Return the vocabulary size without the padding token of a classifier, which is the last."""
     return model.vocab_size if isinstance(model, GPT2) else model.pad

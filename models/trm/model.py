@@ -24,6 +24,7 @@ from lib.nn.activation_checkpointing import Chain
 from lib.nn.attention import full_attention, merge_heads, split_heads
 from lib.nn.precision import full_precision
 
+HEAD = "head"  # not the one that decides to halt, which comes last
 TASK = "recursive"
 
 HALT_BIAS = -5.0  # an untrained model does not stop

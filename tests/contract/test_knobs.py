@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,7 +73,9 @@ def unread_fields(modules: list[Module], config: Module, fields: set[str]) -> se
 
 
 def dead_symbols(tree: kconfiglib.Kconfig, read: set[str]) -> set[str]:
-    """Symbols that neither the code reads nor another symbol depends on."""
+    """Symbols that neither the code reads nor another symbol depends on, also by its `Neutral:` line."""
+    helps = "\n".join(node.help or "" for symbol in tree.unique_defined_syms for node in symbol.nodes)
+    read = read | set(re.findall(r"Neutral: .* unless (\w+)", helps))
     return {
         symbol.name
         for symbol in tree.unique_defined_syms

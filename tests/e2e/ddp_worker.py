@@ -91,6 +91,12 @@ CASES = {
         side=32,
         settings={"optimizer": "adamw", "momentum": 0.0, "learning_rate": 0.03},
     ),
+    "frozen ghost": Case(
+        model="resnet18",
+        norm_batch=4,
+        effective=28,
+        settings={**AVERAGED, "grad_clip": 0.05, "freeze": "stem stages.0 stages.2", "layer_decay": 0.5},
+    ),
     "padded": Case(micro_batch=5, padded=True, settings={"grad_clip": 0.05, **SMOOTHED}),
     "ragged": Case(micro_batch=5, settings={}),
     "counted": Case(micro_batch=5, counted=True, settings={"grad_clip": 0.05}),

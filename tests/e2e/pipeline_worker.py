@@ -35,6 +35,7 @@ LAYERS = 4  # stages of different lengths
 STEPS = 3
 CHAIN, EACH = (2, 1, 3), 2  # processes one after the other, and steps of each
 FORMS = ("full", "sharded", "async")
+FROZEN = ("backbone.token", "backbone.position", "backbone.blocks.0", "backbone.blocks.1")
 LONG = {"max_steps": EACH * len(CHAIN)}
 RECIPE = {
     "optimizer": "adamw",
@@ -59,9 +60,11 @@ CASES: dict[str, tuple[tuple[int, ...], float, dict[str, Any]]] = {
     "atan2": (SIZES["even"], 0.0, {"optimizer": "adam_atan2"}),
     "bf16": (SIZES["ragged"], 0.2, {"precision": "bf16"}),
     "labels": (SIZES["ragged"], 0.2, {"label_smoothing": 0.1}),
+    # The tied embedding, and all of the first stage.
+    "frozen": (SIZES["ragged"], 0.2, {"freeze": " ".join(FROZEN), "layer_decay": 0.5}),
 }
 # What is recomputed or optimized within a stage does not depend on their number.
-OF_WORLD = {2: list(CASES), 3: [*SIZES, "labels"]}
+OF_WORLD = {2: list(CASES), 3: [*SIZES, "labels", "frozen"]}
 
 
 def config_of(name: str, **changes: Any) -> Config:

@@ -102,6 +102,14 @@ def saving_job(
     return small_job(config, plan_of(layout, 1), data(), backend=backend, record=record, task=Ragged)
 
 
+def frozen_weights(layout: Layout, backend: Backend) -> dict[str, Tensor]:
+    """The model after some steps, a part of it frozen, and the others with rates by depth."""
+    job = saving_job(layout, backend, freeze="backbone.token *.mlp_in backbone.blocks.1.qkv", layer_decay=0.5)
+    train(job, Progress())
+    state: dict[str, Tensor] = gathered(job.model.state_dict())
+    return {name: value.clone() for name, value in state.items()}
+
+
 def state_bytes(job: Job) -> int:
     """Weights, gradients and the optimizer's numbers of each weight, on this rank."""
     gradients = [torch.zeros_like(parameter) for parameter in job.model.parameters()]
@@ -144,6 +152,7 @@ def outcome(backend: Backend, directory: Path) -> dict[str, Any]:
         for accumulation in ACCUMULATIONS:
             key = (layout.strategy, accumulation)
             found["gradients"][key] = gradients_of(layout, accumulation, backend=backend)
+        found["frozen", layout.strategy] = frozen_weights(layout, backend)
         if backend.world == 2:
             found["mean of means", layout.strategy] = gradients_of(
                 layout, 2, backend=backend, task=MeanOfMeans

@@ -18,8 +18,10 @@ from tests.e2e.sharded_worker import (
     SAVED_BY,
     STEPS,
     data,
+    frozen_weights,
     gradients_of,
     load,
+    saving_job,
 )
 from tests.e2e.workers import run_worker
 from tests.support.once import made_once
@@ -79,6 +81,17 @@ def test_gradients_are_those_of_one_process(
     found = outcomes[world]["gradients"][way, accumulation]
     assert difference(alone[1], found) <= EXACT
     assert difference(alone[1], alone[accumulation]) <= EXACT
+
+
+@pytest.mark.parametrize(("world", "way"), [(world, way) for world in (2, 3, 4) for way in WAYS[world]])
+def test_frozen_and_slow_layers_are_those_of_one_process(
+    world: int, way: str, outcomes: dict[int, Outcome]
+) -> None:
+    alone = frozen_weights(ALONE, Backend("cpu"))
+    assert difference(alone, outcomes[world]["frozen", way]) <= 1e-9
+    start = saving_job(ALONE, Backend("cpu")).model.state_dict()
+    moved = {name for name, value in start.items() if not torch.equal(value, alone[name])}
+    assert moved and not any("mlp_in" in name or "token" in name for name in moved)
 
 
 @pytest.mark.parametrize("way", WAYS[2])

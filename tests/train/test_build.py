@@ -19,6 +19,7 @@ from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.nn.batch_norm import GhostBatchNorm2d
 from lib.plan.types import Branch, Hardware
+from lib.runs.weight_files import WeightFiles, find_weights
 from models.gpt2 import huggingface
 from tests.support.configs import make_config
 from tests.support.fake_backend import FakeBackend
@@ -32,7 +33,6 @@ from tests.support.training import (
     small_plan,
 )
 from train.build import make_job
-from train.initial_weights import initial_weights
 from train.job import Budget, Job
 from train.tasks.base import make_task
 from train.tasks.classify.task import Classify
@@ -41,7 +41,7 @@ from train.training_data import TrainingData, evaluation_part, open_training_dat
 
 
 def make_job_of_text(
-    config: Config, *, weights: Path | None = None, record: MemoryRecord | None = None
+    config: Config, *, weights: WeightFiles | None = None, record: MemoryRecord | None = None
 ) -> Job:
     return make_job(
         config,
@@ -174,35 +174,19 @@ def test_the_model_names_its_task() -> None:
 
 
 @pytest.mark.slow
-def test_training_starts_from_the_weights_that_are_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_starts_from_the_weights_that_are_given(tmp_path: Path) -> None:
     config = small_lm_config(ema=True, ema_decay=0.5)
     other = make_job_of_text(config.replace(seed=7)).model
     file = tmp_path / "weights"
     torch.save(huggingface.to_huggingface(other), file)  # type: ignore[arg-type]
-    monkeypatch.setattr(
-        huggingface, "load", lambda model, path: huggingface.from_huggingface(model, torch.load(path))
-    )
     record = MemoryRecord()
-    job = make_job_of_text(config, weights=file, record=record)
+    job = make_job_of_text(config, weights=find_weights(str(file), root=tmp_path), record=record)
     assert largest_difference(job.model.state_dict(), other.state_dict()) == 0
     assert job.ema is not None
     assert largest_difference(job.ema.state_dict(), other.state_dict()) == 0
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert f"Weights: {file}, SHA-256 {digest[:16]}" in record.said
-    with pytest.raises(ConfigError, match=r"CONFIG_INITIAL_WEIGHTS=.*/nothing cannot be read: No such file"):
-        make_job_of_text(config, weights=tmp_path / "nothing")
-
-
-def test_a_file_of_weights_is_named_from_the_source_tree(tmp_path: Path) -> None:
-    def file(name: str | None) -> Path | None:
-        return initial_weights(small_lm_config(initial_weights=name), tmp_path)
-
-    assert file("a/b") == tmp_path / "a/b"
-    assert file(f"{tmp_path}/c") == tmp_path / "c"
-    assert file("~/d") == Path.home() / "d"
-    assert file("") is None and file(None) is None
+    said = [line for line in record.said if line.startswith(f"Weights: {file}, SHA-256 {digest[:16]}: ")]
+    assert said[0].endswith("28 tensors in the layout of Hugging Face transformers")
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
-"""What is refused before a run directory is made: files of initial weights, and what there is no room for."""
+"""Initial weights that cannot be used are refused before there is a run directory."""
 
 from __future__ import annotations
 
-import json
 import pickle
-import sys
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,89 +12,150 @@ import pytest
 import torch
 
 from lib import kconf
-from lib.config import Config
-from lib.errors import ConfigError
+from lib.config import Config, config_from_values
+from lib.errors import ConfigError, ToolkitError
+from lib.runs.weight_files import find_weights
 from models.gpt2 import huggingface
-from tests.support.tokens import small_lm_config, text_data, text_spec
+from tests.support.stored_weights import (
+    a_run,
+    as_file,
+    header,
+    other_classes,
+    safetensors,
+    saved,
+    shards,
+    state,
+)
+from tests.support.tokens import small_lm_config, text_spec
+from tests.support.training import largest_difference, small_config
 from train import commands
-from train.initial_weights import check_file, check_weights
+from train.initial_weights import check_weights, load_weights
 from train.planning.run_plan import RunRequest
-from train.training_data import open_to_train
+from train.training_data import built
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def header(names: dict[str, Any], *, data: bytes = b"") -> bytes:
-    """A file of safetensors with that header."""
-    text = json.dumps(names).encode()
-    return len(text).to_bytes(8, "little") + text + data
+# What is refused
 
 
-def a_directory(*files: str) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        path.mkdir()
+def contents(data: bytes) -> Callable[[Path], Path]:
+    return as_file(lambda path: path.write_bytes(data))
+
+
+def a_folder(*files: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / "w").mkdir()
         for name in files:
-            (path / name).write_bytes(b"")
+            (folder / "w" / name).write_bytes(safetensors({}))
+        return folder / "w"
 
     return make
 
 
-def contents(data: bytes) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(data)
+class Code:
+    """Pickled, it is a call."""
+
+    def __reduce__(self) -> Any:
+        return print, ("run",)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda _: None, "cannot be read: No such file"),
-        (a_directory(), "is a directory; give one safetensors file .* as make export writes it"),
-        (a_directory("model.safetensors"), "is a directory; name the file in it: .*/w/model.safetensors"),
-        (
-            a_directory("a.safetensors", "b.safetensors"),
-            r"is a directory: its 2 shards \(a.safetensors, .*merged",
-        ),
-        (
-            lambda path: torch.save({"a": torch.zeros(2)}, path),
-            r"as torch.save writes it \(.pt.*; convert it",
-        ),
-        (
-            contents(pickle.dumps({"a": 1}, protocol=2)),
-            "a pickle as old versions of torch.save.*; convert it",
-        ),
-        (contents(b"version https://git-lfs.github.com/spec/v1\n"), "Git LFS pointer.*git lfs pull"),
-        (contents(b""), "is empty; give one safetensors file"),
-        (contents(b"weights, perhaps"), "is not a safetensors file, or damaged; give one safetensors file"),
-        (contents(header({"a": 1})[:-1]), "is not a safetensors file, or damaged"),
-    ],
-)
-def test_a_file_of_another_kind_is_told_as_such(
-    make: Callable[[Path], object], message: str, tmp_path: Path
-) -> None:
-    make(tmp_path / "w")
-    with pytest.raises(ConfigError, match=f"^CONFIG_INITIAL_WEIGHTS={tmp_path}/w .*{message}"):
-        check_file(small_lm_config(initial_weights="w"), tmp_path)
+def incomplete(folder: Path) -> Path:
+    (shards(folder) / "b.safetensors").unlink()
+    return folder / "hf"
 
 
-def test_safetensors_and_none_at_all_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "require_package", lambda: None)
-    # A header of 128 bytes begins with the byte that a pickle begins with.
-    padded = header({"a": "." * 119})
-    assert padded[:2] == b"\x80\x00"
-    for data in (header({}), padded):
-        (tmp_path / "w").write_bytes(data)
-        check_file(small_lm_config(initial_weights="w"), tmp_path)
-    check_file(small_lm_config(initial_weights=""), tmp_path)
+def cut(data: bytes, count: int) -> bytes:
+    return data[:-count]
 
 
-def test_a_package_that_is_not_installed_is_missed_before_data_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    (tmp_path / "w").write_bytes(header({}))
-    config = small_lm_config(initial_weights="w", dataset="pysource", data_dir=None)
-    with pytest.raises(ConfigError, match="the package safetensors is not installed"):
-        open_to_train(config, root=tmp_path, log=print)
-    assert not (tmp_path / "data").exists()
+def run_without_checkpoint(folder: Path) -> Path:
+    run = a_run(folder, steps=0)
+    run.checkpoints.mkdir()
+    return run.path
+
+
+def two_runs(folder: Path) -> Path:
+    for number in (1, 2):
+        a_run(folder, steps=1, name=f"0000000{number}")
+    return folder / "lenet5"
+
+
+def damaged_run(folder: Path) -> Path:
+    run = a_run(folder, steps=1)
+    (run.checkpoints / "step-00000001/state.pt").write_bytes(b"PK")
+    return run.path
+
+
+NO = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "nothing": (lambda folder: folder / "w", "cannot be read: No such file"),
+    "empty": (contents(b""), "is empty, or of no known format; give a file of"),
+    "text": (contents(b"weights, perhaps\n"), "of no known format; give a file of safetensors or of torch"),
+    "LFS pointer": (contents(b"version https://git-lfs.github.com/spec/v1\n"), "LFS pointer.*git lfs pull"),
+    "GGUF": (contents(b"GGUF\x03" + bytes(40)), "is a GGUF file.*give a file of safetensors"),
+    "HDF5": (contents(b"\x89HDF\r\n\x1a\n" + bytes(40)), "is an HDF5 file"),
+    "half a header": (
+        contents(header({"a": NO})[:-3]),
+        r"damaged safetensors file: its header would have 61 bytes, and",
+    ),
+    "large header": (contents(header({"a": NO}, length=2**40)), "header would have 1,099,511,627,776 bytes"),
+    "no JSON": (contents((9).to_bytes(8, "little") + b"{'a': 1} "), "is damaged: .*; copy it again"),
+    "truncated": (contents(cut(safetensors(state()), 100)), "is damaged: linear3.* is not within its"),
+    "wrong size": (
+        contents(header({"a": {**NO, "shape": [3]}}, data=bytes(8))),
+        "is damaged: a is not within",
+    ),
+    "no shape": (contents(header({"a": {"dtype": "F32"}}, data=bytes(8))), "is damaged: 'data_offsets'"),
+    "unknown type": (
+        contents(header({"a": {**NO, "dtype": "F4"}})),
+        "a has the unknown type F4; .* write it in float32",
+    ),
+    "code": (as_file(lambda path: torch.save({"a": Code()}, path)), "more than tensors.*state_dict"),
+    "old code": (contents(pickle.dumps(Code(), protocol=2)), "more than tensors.*not run; save the weights"),
+    "other archive": (contents(b"PK\x03\x04" + bytes(60)), "is damaged: .*; copy it again"),
+    "no weights": (
+        as_file(lambda path: torch.save({"epoch": 3}, path)),
+        "holds no weights: no tensor has a name",
+    ),
+    "one tensor": (as_file(lambda path: torch.save(torch.ones(3), path)), "holds no weights"),
+    "folder": (a_folder(), "is a folder: it has no weights; give"),
+    "folder of text": (a_folder("readme"), "is a folder: it has no weights"),
+    "two files": (a_folder("a.pt", "b.pt"), r"2 files of weights and no index.*name one of them, such as"),
+    "missing shard": (incomplete, r"hf is not complete: b.safetensors is missing, of 2 shards; copy"),
+    "run without checkpoint": (run_without_checkpoint, "no checkpoint of the run: it has none; name another"),
+    "several runs": (two_runs, "is a folder of runs: 2 of its 2 runs are done; name one, such as"),
+    "unfinished runs": (
+        lambda folder: a_run(folder, done=False).path.parent,
+        "0 of its 1 runs are done; train one",
+    ),
+    "no such step": (
+        lambda folder: a_run(folder).checkpoints / "step-00000009",
+        "no checkpoint of the run: its steps are 1, 2; name",
+    ),
+    "damaged run": (damaged_run, "no valid checkpoint in .*; name another checkpoint of it"),
+    "not finite": (
+        saved(lambda own: {**own, "conv1.bias": torch.full((6,), torch.nan)}),
+        "conv1.bias has values",
+    ),
+    "other shapes": (lambda folder: other_classes(folder / "w"), r"linear3.weight is \(1000, 84\), and the "
+     r"model has \(10, 84\), and 1 more; 8 weights match; CONFIG_RESET_HEAD=y starts with a new head"),
+    "other model": (saved(lambda own: {f"net.{name}": each for name, each in own.items()}), "conv1.weight is "
+     "missing, and 19 more; 0 weights match; use weights of this model"),
+}  # fmt: skip
+
+OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "allow nothing": (
+        {"initial_weights_allow": "conv9"},
+        "WEIGHTS_ALLOW: no weight matches conv9: close to it: .*conv1",
+    ),
+    "freeze nothing": (
+        {"freeze": "convl"},
+        "CONFIG_FREEZE: no weight matches convl: close to it: .*conv1.*; correct",
+    ),
+    "freeze a typing error": ({"freeze": "conv1 ,conv2"}, "CONFIG_FREEZE: no weight matches ,conv2: .*conv2"),
+    "freeze everything": ({"freeze": "conv? linear?"}, "CONFIG_FREEZE leaves nothing to train"),
+}
 
 
 def an_order(config: Config, root: Path) -> RunRequest:
@@ -109,40 +169,83 @@ def refuse_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "_train", lambda *_: pytest.fail("it is trained"))
 
 
-def test_weights_of_another_kind_are_refused_before_there_is_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refusal(config: Config, root: Path, monkeypatch: pytest.MonkeyPatch) -> ToolkitError:
     refuse_directories(monkeypatch)
-    torch.save({}, tmp_path / "w.pt")
-    config = small_lm_config(initial_weights="w.pt", dataset="pysource", data_dir=None)
-    with pytest.raises(ConfigError, match=r"w\.pt is an archive as torch\.save writes it"):
-        commands._plan_and_train(an_order(config, tmp_path), lambda: None)
-    assert not (tmp_path / "runs").exists() and not (tmp_path / "data").exists(), "nor are data made"
+    with pytest.raises(ToolkitError) as caught:
+        commands._plan_and_train(an_order(config, root), lambda: None)
+    assert not (root / "data").exists(), "nor are data made"
+    return caught.value
 
 
-def test_weights_of_another_model_are_refused_with_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_used_is_refused_in_one_line_and_nothing_is_made(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "w").write_bytes(header({}))
-    monkeypatch.setattr(
-        huggingface,
-        "load",
-        lambda model, _: huggingface.from_huggingface(model, {"h.0.ln_1.weight": torch.ones(3)}),
-    )
+    make, message = REFUSED[kind]
+    (tmp_path / "given").mkdir()
+    path = make(tmp_path / "given")
+    error = refusal(small_config(dataset="digits", initial_weights=str(path)), tmp_path, monkeypatch)
+    assert error.exit_code == 2 and "\n" not in str(error), error
+    assert str(error).startswith(f"CONFIG_INITIAL_WEIGHTS={path}")
+    assert re.search(message, str(error)), error
+    assert "run" not in capfd.readouterr().out.split(), "pickled code is not run"
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_options_without_effect_are_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, message = OPTIONS[kind]
+    torch.save(state(), tmp_path / "w")
+    config = small_config(dataset="digits", initial_weights="w", **options)
+    error = refusal(config, tmp_path, monkeypatch)
+    assert error.exit_code == 2 and re.search(message, str(error)), error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"LAYER_DECAY": "1.5"}, "LAYER_DECAY.*0.01 <= x <= 1"),
+        ({"LAYER_DECAY": "0"}, "LAYER_DECAY.*0.01 <= x <= 1"),
+        ({"RESET_HEAD": "y"}, "RESET_HEAD has no effect without .* set CONFIG_INITIAL_WEIGHTS"),
+        ({"INITIAL_WEIGHTS_ALLOW": "head"}, "ALLOW has no effect without initial weights"),
+        ({"WEIGHTS_DIR": "there"}, "WEIGHTS_DIR has no effect without initial weights"),
+    ],
+)
+def test_options_out_of_range_or_of_no_use_are_refused(options: dict[str, str], message: str) -> None:
+    given = {f"CONFIG_{name}": value for name, value in options.items()}
+    with pytest.raises(ConfigError) as caught:
+        config_from_values(kconf.load_written("", root=ROOT, overrides=given).values)
+    assert re.search(message, f"{caught.value} {caught.value.findings}")
+
+
+# The layout of Hugging Face transformers
+
+
+def test_weights_of_another_gpt2_are_refused_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(safetensors({"h.0.ln_1.weight": torch.ones(3)}))
     config = small_lm_config(initial_weights="w")
     with pytest.raises(
         ConfigError, match=rf"{tmp_path}/w cannot be used: these are not the weights"
     ) as caught:
-        check_weights(config, text_spec(), tmp_path)
+        check_weights(config, text_spec(), tmp_path, log=print)
     assert "wte.weight is missing" in caught.value.findings
-    check_weights(config.replace(initial_weights=""), text_spec(), tmp_path)
+    check_weights(config.replace(initial_weights=""), text_spec(), tmp_path, log=print)
 
 
-def test_weights_are_matched_when_the_data_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "w").write_bytes(header({}))
-    monkeypatch.setattr(huggingface, "require_package", lambda: None)
-    config = small_lm_config(initial_weights="w", dataset="pysource", data_dir=None, target_effective_batch=4)
-    monkeypatch.setattr("train.training_data.open_training_data", lambda *_, **__: text_data(config))
-    monkeypatch.setattr(huggingface, "load", lambda model, _: huggingface.from_huggingface(model, {}))
-    with pytest.raises(ConfigError, match="cannot be used: these are not the weights of this GPT-2"):
-        open_to_train(config, root=tmp_path, log=print)
+@pytest.mark.parametrize("layout", ["theirs", "ours"])
+def test_gpt2_is_read_in_its_own_layout_and_in_that_of_transformers(layout: str, tmp_path: Path) -> None:
+    config = small_lm_config(initial_weights="w")
+    model, other = (built(config.replace(seed=seed), text_spec()) for seed in (1, 2))
+    tensors = huggingface.to_huggingface(other) if layout == "theirs" else other.state_dict()  # type: ignore[arg-type]
+    (tmp_path / "w").write_bytes(safetensors(tensors))
+    load_weights(model, find_weights("w", root=tmp_path), config, log=print)
+    assert largest_difference(model.state_dict(), other.state_dict()) == 0
+    changed = config.replace(reset_head=True)
+    message = (
+        "RESET_HEAD and .* have no effect"
+        if layout == "theirs"
+        else "the model has no head of its own; set it"
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_weights(changed, text_spec(), tmp_path, log=print)

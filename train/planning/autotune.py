@@ -45,7 +45,8 @@ IRRELEVANT = frozenset(
         "warmup_start_ratio",
         "lr_step_pct_list", "lr_step_gamma", "ema_decay", "norm_momentum",
         "budget", "num_epochs", "max_steps", "max_seconds",
-        "eval_interval_steps", "log_interval_steps", "initial_weights",
+        "eval_interval_steps", "log_interval_steps", "initial_weights", "weights_dir",
+        "initial_weights_allow", "reset_head", "layer_decay",
         "checkpoint_interval_steps", "checkpoint_seconds", "keep_last", "keep_best", "resume",
     }
 )  # fmt: skip

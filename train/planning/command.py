@@ -34,7 +34,7 @@ from lib.plan.strategies import format_strategies
 from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, Hardware, Plan
 from lib.tiers import with_tier
 from lib.units import aligned, bytes_text, columns, flop_text, range_text
-from train.initial_weights import check_file
+from train.initial_weights import check_weights, initial_weights
 from train.job import budget_of, warm_up_text
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
 from train.planning.memory_estimate import Launches, MemoryTraces
@@ -102,8 +102,10 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
     config = config_from_values(resolved.values)
     if not names:  # a job finds the endpoint of named machines, which may have files that this one lacks
         rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
-        check_file(config, root)
+        initial_weights(config, root)
     data = describe_training_data(config, root=root, log=report)
+    if not names:
+        check_weights(config, data.dataset.spec, root, log=report)
     if len(names) > 1:
         return _compare(config, data, names, as_json=as_json, price=price)
     hardware = parse_gpu(names[0]) if names else probe(config.device)

@@ -13,8 +13,16 @@ import pytest
 
 from lib import kconf
 from lib.runs import identity as run_identity
+from lib.runs import weight_files
 from lib.runs.directory import RunDir
-from lib.runs.identity import former_identity, has_former_identity, identity, is_identity, trains
+from lib.runs.identity import (
+    former_identity,
+    has_former_identity,
+    identity,
+    initial_digest,
+    is_identity,
+    trains,
+)
 
 ROOT = Path(__file__).parents[3]
 MODELS = sorted(path.parent.name for path in ROOT.glob("models/*/model.py"))
@@ -207,3 +215,71 @@ def test_the_strategy_is_no_part_of_the_identity(kconfig: Path) -> None:
     assert not is_identity(known, ddp, stored=lambda: None)
     before = run_identity._digest(run_identity._training_values(ddp.in_effect))
     assert before != identity(ddp.in_effect) and is_identity(before, ddp, stored=lambda: None)
+
+
+def weighed(path: Path | str, **more: str) -> kconf.Resolved:
+    return resolved(ROOT, INITIAL_WEIGHTS=str(path), **more)
+
+
+def test_initial_weights_count_by_their_content(tmp_path: Path) -> None:
+    for name, content in (("a", b"GGU"), ("b", b"PK\x03\x04 one"), ("c", b"PK\x03\x04 two")):
+        (tmp_path / name).write_bytes(content)
+    one, other = (identity(weighed(tmp_path / name).in_effect) for name in ("b", "c"))
+    assert len({one, other, identity(resolved(ROOT).in_effect)}) == 3
+    (tmp_path / "there").mkdir()
+    (tmp_path / "b").rename(tmp_path / "there" / "d")
+    assert identity(weighed(tmp_path / "there" / "d").in_effect) == one
+    assert identity(weighed("d", WEIGHTS_DIR=str(tmp_path / "there")).in_effect) == one
+    missing = [identity(weighed(tmp_path / name).in_effect) for name in ("b", "a")]
+    assert len({one, *missing}) == 3, "what cannot be read counts by its path"
+
+
+def test_a_run_is_found_when_its_weights_have_gone_or_changed(tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    path.write_bytes(b"PK\x03\x04 one")
+    requested = weighed(path)
+    values, name = dict(requested.values), identity(requested.in_effect)
+    files = {"config": "", "values": values, "env": {"initial_weights": initial_digest(requested.in_effect)}}
+    run = RunDir.create(tmp_path / "runs", model="lenet5", identity=name, files=files)
+    run.release()
+    assert trains(run, requested)
+    path.write_bytes(b"PK\x03\x04 two")
+    assert identity(requested.in_effect) != name
+    assert trains(run, requested), "it is evaluated with what it stored"
+    path.unlink()
+    assert trains(run, requested)
+    assert not trains(run, weighed(tmp_path / "other")), "its path is another one"
+    run.write("env", {})
+    assert not trains(run, requested)
+
+
+def test_a_run_named_by_the_path_of_its_weights_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    requested = weighed(path, MODEL_GPT2="y")
+    by_path = identity(requested.in_effect)  # of before, and of what is not there
+    path.write_bytes(b"PK\x03\x04 one")
+    assert by_path != identity(requested.in_effect)
+    assert is_identity(by_path, requested, stored=lambda: None)
+    run = RunDir.create(
+        tmp_path / "runs",
+        model="gpt2",
+        identity=by_path,
+        files={"config": "", "values": dict(requested.values)},
+    )
+    run.release()
+    assert trains(run, requested)
+    run.write("env", {"initial_weights": initial_digest(requested.in_effect)})  # as after it was resumed
+    assert trains(run, requested)
+
+
+def test_digests_of_large_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_files, "_CACHED_BYTES", 4)
+    (tmp_path / "w").write_bytes(b"PK\x03\x04 one")
+    found = weight_files.find_weights("w", root=tmp_path)
+    digest = found.digest(cache=tmp_path / "cache")
+    assert digest == hashlib.sha256(b"PK\x03\x04 one").hexdigest()
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("it is hashed again"))
+        assert found.digest(cache=tmp_path / "cache") == digest
+    (tmp_path / "w").write_bytes(b"PK\x03\x04 another")
+    assert found.digest(cache=tmp_path / "cache") != digest

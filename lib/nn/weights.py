@@ -1,0 +1,213 @@
+"""Stored weights: reading them, matching them with those of a model, and freezing."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import math
+import pickle
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lib.errors import CheckpointError, ConfigError
+from lib.nn.batch_norm import FrozenNorm
+from lib.runs import checkpoint
+from lib.runs.weight_files import OPTION, WeightFiles, kind_of
+
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_INTS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+_DTYPES = {**_FLOATS, **_INTS, "BOOL": torch.bool}
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # keys under which programs save weights
+_COMPILED, _PARALLEL = "_orig_mod.", "module."  # that torch.compile and DistributedDataParallel add to names
+
+
+def read_weights(found: WeightFiles) -> dict[str, Tensor]:
+    """Return the tensors of `found` by name, on the CPU; those of files are mapped, not read.
+
+    Of a run that averages its weights those are the averages. Raises ConfigError where a file is damaged, or
+    holds no weights or more than that.
+    """
+    if found.checkpoint is not None:
+        return _of_checkpoint(found, *found.checkpoint)
+    tensors: dict[str, Tensor] = {}
+    for file in found.files:
+        read = _read_safetensors if kind_of(file) == "safetensors" else _read_torch
+        try:
+            tensors |= read(file)
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
+            why = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ConfigError(
+                f"{OPTION}={file} is damaged", why=why, todo="copy it again, or write it in float32"
+            ) from error
+    return tensors
+
+
+def _of_checkpoint(source: WeightFiles, folder: Path, step: int) -> dict[str, Tensor]:
+    try:
+        found = checkpoint.load(folder, which=step, log=lambda _: None)
+        assert found is not None, "it was there"
+        state = found[1]["model"] | (found[1].get("ema") or {})  # the averages have the names of parameters
+        return {name: each if isinstance(each, Tensor) else each.read() for name, each in state.items()}
+    except CheckpointError as error:
+        todo = "name another checkpoint of it: RUN/ckpt/NAME"
+        raise ConfigError(f"{OPTION}={source.path}: {error.what}", why=error.why, todo=todo) from error
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    """Read a file of the safetensors format: length of the header in 8 bytes, header in JSON, raw numbers."""
+    size_bytes = file.stat().st_size
+    with file.open("rb") as opened:
+        start = 8 + int.from_bytes(opened.read(8), "little")
+        header: dict[str, Any] = json.loads(opened.read(start - 8))
+    header.pop("__metadata__", None)
+    data, tensors = torch.from_file(str(file), shared=False, size=size_bytes, dtype=torch.uint8), {}
+    for name, entry in header.items():
+        (first, last), shape, dtype = entry["data_offsets"], entry["shape"], _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ValueError(f"{name} has the unknown type {entry['dtype']}")
+        if not 0 <= first <= last <= size_bytes - start or last - first != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} is not within its {size_bytes:,} bytes")
+        part = data[start + first : start + last]
+        if part.storage_offset() % dtype.itemsize:  # of older files; a view needs aligned numbers
+            part = part.clone()
+        tensors[name] = part.view(dtype).view(shape)
+    return tensors
+
+
+def _read_torch(file: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file of torch.save. Code in it is not run."""
+    todo = f"save the weights alone: torch.save(model.state_dict(), {file.name!r})"
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError as error:
+        why = "it holds more than tensors and numbers, and code of a file is not run"
+        raise ConfigError(f"{OPTION}={file} cannot be used", why=why, todo=todo) from error
+    while isinstance(loaded, Mapping):
+        inner = next((loaded[key] for key in _WRAPPERS if isinstance(loaded.get(key), Mapping)), None)
+        if inner is None:
+            break
+        loaded = inner
+    named = loaded.items() if isinstance(loaded, Mapping) else ()
+    tensors = {str(name).replace(_COMPILED, ""): each for name, each in named if isinstance(each, Tensor)}
+    if not tensors:
+        raise ConfigError(f"{OPTION}={file} holds no weights", why="no tensor has a name in it", todo=todo)
+    if all(name.startswith(_PARALLEL) for name in tensors):
+        tensors = {name.removeprefix(_PARALLEL): each for name, each in tensors.items()}
+    return {name: each.detach() for name, each in tensors.items()}
+
+
+def named_by(patterns: str, names: Collection[str], *, option: str) -> set[str]:
+    """Return those of `names` that a pattern matches, itself or what is below it. Blanks separate patterns.
+
+    Raises ConfigError, with close names, for a pattern of CONFIG_`option` that matches nothing.
+    """
+    found: set[str] = set()
+    for pattern in patterns.split():
+        own = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        if not own:
+            parts = [name.split(".") for name in names]
+            known = sorted({".".join(each[: n + 1]) for each in parts for n in range(len(each))})
+            close = ", ".join(difflib.get_close_matches(pattern, known, n=3, cutoff=0.5) or known[:3])
+            what = f"CONFIG_{option}: no weight matches {pattern}"
+            raise ConfigError(what, why=f"close to it: {close}", todo="correct or remove it")
+        found |= own
+    return found
+
+
+def head_of(model: nn.Module, declared: str | None) -> str:
+    """Return the head's name: `declared`, or the last module with weights if that is linear; "" for none."""
+    if declared is not None:
+        return declared
+    layers = [(name, each) for name, each in model.named_modules() if [*each.parameters(recurse=False)]]
+    return layers[-1][0] if layers and isinstance(layers[-1][1], nn.Linear) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Comparison of stored weights with those of a model.
+
+    weights: to load, by the model's names. new: names of the head that is not read. allowed, faults: a line
+    for each other name that is missing, unexpected or of another shape; what is allowed keeps its values.
+    """
+
+    weights: Mapping[str, Tensor]
+    new: Sequence[str]
+    allowed: Sequence[str]
+    faults: Mapping[str, str]
+
+    def __str__(self) -> str:
+        new = f"; new head, not read: {', '.join(self.new)}" if self.new else ""
+        return f"{len(self.weights)} weights match{new}" + "".join(
+            f"; allowed: {line}" for line in self.allowed
+        )
+
+
+def match(model: nn.Module, given: Mapping[str, Tensor], *, head: str, allow: str) -> Match:
+    """Compare `given` weights with those of `model`, which may be on the meta device.
+
+    head: module whose weights stay as they are; "" for none. allow: patterns of names that may differ. Of
+    tied weights one name is enough. Raises ConfigError for a pattern that matches nothing.
+    """
+    own, stored, first = model.state_dict(keep_vars=True), dict[str, Tensor](), dict[int, str]()
+    names = {name: first.setdefault(id(weight), name) for name, weight in own.items()}
+    for name, tensor in given.items():
+        stored.setdefault(names.get(name, name), tensor)
+    weights, lines = dict[str, Tensor](), dict[str, str]()
+    every = dict.fromkeys([*names.values(), *stored])
+    new = [name for name in every if head and (name == head or name.startswith(f"{head}."))]
+    for name in (name for name in every if name not in new):
+        if name not in stored:
+            lines[name] = f"{name} is missing"
+        elif name not in own:
+            lines[name] = f"{name} is not of the model"
+        elif (shape := tuple(stored[name].shape)) != (expected := tuple(own[name].shape)):
+            lines[name] = f"{name} is {shape}, and the model has {expected}"
+        else:
+            weights[name] = stored[name]
+    may = named_by(allow, every, option="INITIAL_WEIGHTS_ALLOW")
+    faults = {name: line for name, line in lines.items() if name not in may}
+    allowed = [line for name, line in lines.items() if name in may]
+    return Match(weights=weights, new=[name for name in new if name in own], allowed=allowed, faults=faults)
+
+
+@torch.no_grad()
+def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy `weights` into those of `model` with the same names and shapes."""
+    own = model.state_dict()
+    for name, tensor in weights.items():
+        own[name].copy_(tensor)
+
+
+def freeze(model: nn.Module, patterns: str) -> None:
+    """Freeze the weights whose names `patterns` match (`named_by`), in place.
+
+    A batch normalisation is frozen with all its weights, or by its name if it has none. Raises ConfigError
+    for a pattern that matches nothing, and where no weight is left to train.
+    """
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    norms = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
+    named = named_by(patterns, {**weights, **norms}, option="FREEZE")
+    for name in named & weights.keys():
+        weights[name].requires_grad_(False)
+    for name, norm in norms.items():
+        own = [weight.requires_grad for weight in norm.parameters()]
+        if not any(own) if own else name in named:
+            norm.__class__ = _frozen(type(norm))
+            norm.eval()
+    if not any(weight.requires_grad for weight in weights.values()):
+        why = f"{patterns} matches all {len(weights)} weights"
+        raise ConfigError("CONFIG_FREEZE leaves nothing to train", why=why, todo="do not freeze the head")
+
+
+@functools.cache
+def _frozen(kind: type[_BatchNorm]) -> Any:
+    return type(f"Frozen{kind.__name__}", (FrozenNorm, kind), {})
