@@ -94,12 +94,29 @@ class SinkOptions:
     sink_project: str | None  # None for loggers without projects
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOptions:
+    """Settings of what an evaluation reports, of the best one, and of early stopping."""
+
+    metrics: str
+    eval_rows_max: int
+    best_metric: str  # "" for the score of the task
+    early_stop_evals: int
+    early_stop_delta: float | None  # None without early stopping
+
+    @property
+    def requested(self) -> tuple[str, ...]:
+        """Names of the requested metrics."""
+        return tuple(dict.fromkeys(self.metrics.replace(",", " ").split()))
+
+
 GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Config itself
     "optim": OptimOptions,
     "lr_schedule": LrScheduleOptions,
     "checkpoints": CheckpointOptions,
     "launch": LaunchOptions,
     "sinks": SinkOptions,
+    "evaluation": EvaluationOptions,
 }
 
 
@@ -165,6 +182,7 @@ class Config:
     # Optimizer and loss
     optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]
     label_smoothing: float
+    class_weights: str  # "", "balanced" or numbers
     optim: OptimOptions
     lr_schedule: LrScheduleOptions
 
@@ -174,6 +192,7 @@ class Config:
     max_steps: int | None
     max_seconds: int | None
     eval_interval_steps: int
+    evaluation: EvaluationOptions
     log_interval_steps: int
     initial_weights: str | None  # "" for random ones; None for models that cannot load weights
     seed: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -22,9 +22,10 @@ from lib.nn.dropout import Dropout
 from lib.optim.lr_schedule import warmup_fraction
 from lib.plan.tables import FREE_MEMORY_MARGIN
 from lib.plan.types import PARTS_OF_STATE, SHARDS_WEIGHTS, Plan
+from lib.runs.metrics import higher_is_better
 from lib.units import bytes_text
 from train.record import Record
-from train.tasks.base import Carry, Forward, Sums, Task, Totals
+from train.tasks.base import Carry, Forward, HasRowFigures, Sums, Task, Totals
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema
@@ -191,6 +192,8 @@ class Progress:
     seconds: float = 0.0  # training time, without evaluation and saving
     best: float = -math.inf  # best task.score of an evaluation so far
     evaluation_pending: bool = False  # a signal interrupted the evaluation of this step
+    best_to_beat: float = -math.inf  # score of the last evaluation that was better by EARLY_STOP_DELTA
+    stale_evals: int = 0  # evaluations since
 
 
 @contextlib.contextmanager
@@ -213,7 +216,51 @@ def evaluate(job: Job) -> dict[str, float]:
     totals = Totals()
     for sums in evaluation_sums(job):
         totals.add(sums)
-    return job.task.report(totals.means(job.backend))
+    return figures_of(job, totals)
+
+
+def figures_of(job: Job, totals: Totals) -> dict[str, float]:
+    """Return the figures of an evaluation, the same on every rank. Collective."""
+    figures = job.task.report(totals.means(job.backend))
+    if (rows := totals.rows(job.backend)) is not None:
+        task = cast(HasRowFigures, job.task)
+        figures |= job.backend.broadcast(task.row_figures(*rows) if job.backend.is_main else None)
+    return figures
+
+
+def judge(job: Job, progress: Progress, evaluation: Mapping[str, float]) -> bool:
+    """Count an evaluation; return True if it is the best so far, by CONFIG_BEST_METRIC or else the task.
+
+    nan is never better.
+    """
+    options = job.config.evaluation
+    if options.best_metric:
+        score = evaluation[options.best_metric] * (1 if higher_is_better(options.best_metric) else -1)
+    else:
+        score = job.task.score(evaluation)
+    progress.stale_evals += 1
+    if score > progress.best_to_beat + (options.early_stop_delta or 0.0):
+        progress.best_to_beat, progress.stale_evals = score, 0
+    better = score > progress.best
+    if better:
+        progress.best = score
+    return better
+
+
+def is_over(job: Job, progress: Progress) -> bool:
+    """Return True if the budget is spent or the run stops early."""
+    spent = job.budget.spent(step=progress.step, seconds=progress.seconds)
+    return spent or bool(early_stop(job, progress))
+
+
+def early_stop(job: Job, progress: Progress) -> str:
+    """Return the reason why the run ends before its budget is spent; "" if it does not."""
+    options, spent = job.config.evaluation, job.budget.spent(step=progress.step, seconds=progress.seconds)
+    if spent or not options.early_stop_evals or progress.stale_evals < options.early_stop_evals:
+        return ""
+    better = f"better {options.best_metric}" if options.best_metric else "better score"
+    by = f" by more than {options.early_stop_delta:g}" if options.early_stop_delta else ""
+    return f"stopped early at step {progress.step}: no {better}{by} in {progress.stale_evals} evaluations"
 
 
 @torch.no_grad()

@@ -21,7 +21,14 @@ from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.model_code import ModelCode, build_model
 from lib.plan.types import ModelFacts, least_effective_batch
 from train.job import warm_up_text
-from train.tasks.base import Prepared, check_options, load_task, preparation_of
+from train.tasks.base import (
+    Prepared,
+    check_figures,
+    check_options,
+    load_task,
+    make_task,
+    preparation_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +190,8 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
 
     Raises ConfigError where the two do not fit together, or the model's own code fails.
     """
-    check_task(config, spec := dataset.spec)
+    check_task(config, dataset)
+    spec = dataset.spec
     known: dict[str, Any] = {"name": config.model, "train_size": dataset.train.size}
     errors = list[ConfigError]()
     for rows in ROWS:
@@ -213,9 +221,9 @@ def built(config: Config, spec: Spec) -> nn.Module:
     return model
 
 
-def check_task(config: Config, spec: Spec) -> None:
-    """Raise ConfigError where the task is not for such data, or the model hides an option of the task."""
-    expected, kinds = load_task(config).DATA
+def check_task(config: Config, dataset: Dataset) -> None:
+    """Raise ConfigError where the task is not for such data or refuses an option, or the model hides one."""
+    spec, (expected, kinds) = dataset.spec, load_task(config).DATA
     if not isinstance(spec, kinds):
         raise ConfigError(
             f'models/{config.model}/model.py: TASK = "{config.task}" does not train on {spec.name}',
@@ -223,6 +231,9 @@ def check_task(config: Config, spec: Spec) -> None:
             todo=f"set another TASK, or select another MODEL_DATA_ symbol in models/{config.model}/Kconfig",
         )
     check_options(config)
+    if preparation_of(config) is None:
+        make_task(config, spec)
+    check_figures(config, dataset)
 
 
 def checked(model: nn.Module, config: Config, spec: Spec) -> nn.Module:

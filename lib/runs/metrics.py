@@ -27,8 +27,9 @@ NOT_METRICS = frozenset(
     | {*SHARES}
     | {"samples", "bytes", "chars", "tokens"}
 )
-_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "mae", "rmse")
+_LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "mae", "rmse")
 _LOWER_BY_TARGET = ("mae_", "rmse_")  # of several targets, each with its name
+_LOWER_BY_WORD = {"loss", "error"}
 
 
 def preferred(names: Collection[str]) -> str:
@@ -37,8 +38,11 @@ def preferred(names: Collection[str]) -> str:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Return False for a metric that training lowers."""
-    return metric not in _LOWER_IS_BETTER and not metric.startswith(_LOWER_BY_TARGET)
+    """Return False for a metric that training lowers, such as one with "loss" or "error" in its name."""
+    if metric.startswith("r2_"):  # of a target, whatever its name
+        return True
+    lower = metric in _LOWER_IS_BETTER or metric.startswith(_LOWER_BY_TARGET)
+    return not (lower or _LOWER_BY_WORD & {*metric.split("_")})
 
 
 def format_value(name: str, value: float) -> str:

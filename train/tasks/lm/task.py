@@ -18,7 +18,7 @@ from lib.nn import IGNORED
 from lib.nn.cross_entropy import cross_entropy
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Forward, Sums, Task, no_logits, refuse_label_smoothing
+from train.tasks.base import Figures, Forward, Sums, Task, no_logits, refuse_label_smoothing
 from train.tasks.classify import task as classify
 
 DATA = ("a text, or images, texts or tables with labels", (TextSpec, *LABELLED))
@@ -30,6 +30,13 @@ def build(options: Options, spec: Spec, *, config: Config) -> Task:
         return classify.build(options, spec, config=config)
     refuse_label_smoothing(config, "tokens")
     return LanguageModel(spec, chunked=config.chunked_cross_entropy)
+
+
+def figures(options: Options, spec: Spec) -> Figures:
+    """Return the names of the figures."""
+    if not isinstance(spec, TextSpec):
+        return classify.figures(options, spec)
+    return Figures(("loss", "perplexity", *(("bits_per_byte",) if spec.validation_bytes is not None else ())))
 
 
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.tabular.table_files import Table, read_table
-from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableSpec
+from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
 from lib.errors import ConfigError, DataError
 from lib.plugins import meant
 
@@ -33,7 +33,7 @@ class Options:
     validation_pct: int | None  # these two are None where it is not
     group: str | None
     targets: str
-    target: Literal["numbers", "classes"]
+    target: Literal["numbers", "classes", "labels"]
     inputs: str
     categories: str
     missing: Literal["error", "mean", "drop"]
@@ -96,7 +96,7 @@ def _schema(options: Options, table: Table) -> _Schema:
     if options.target == "classes" and len(targets) > 1:
         raise ConfigError(
             f"CONFIG_TABULAR_TARGETS names {len(targets)} columns, and only one can have classes",
-            todo="name one, or set CONFIG_TABULAR_TARGET_NUMBERS=y",
+            todo="name one, or set CONFIG_TABULAR_TARGET_NUMBERS=y or CONFIG_TABULAR_TARGET_LABELS=y",
         )
     return _Schema(targets, inputs)
 
@@ -209,15 +209,30 @@ def _normalised(column: Column, table: Table, rows: npt.NDArray[np.int64]) -> np
     return column.normalised(values[rows])[:, None]
 
 
+def _flags(table: Table, rows: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.float32]:
+    """Return a column of zeros and ones (N,). Raises ConfigError for anything else."""
+    for row in rows.tolist():
+        if (text := table.columns[name][row]) not in ("0", "1", "0.0", "1.0", "False", "True"):
+            raise ConfigError(
+                f"{table.file}: column {name!r} has {text!r} in {table.row(row)}, not 0 or 1",
+                todo="mend it, or set CONFIG_TABULAR_TARGET_CLASSES=y or CONFIG_TABULAR_TARGET_NUMBERS=y",
+            )
+    return np.array([table.columns[name][row][0] in "1T" for row in rows.tolist()], np.float32)
+
+
 def _targets(
     options: Options,
     columns: tuple[Column, ...],
     schema: _Schema,
     tables: Sequence[Table],
     rows: Sequence[npt.NDArray[np.int64]],
-) -> tuple[TableSpec | TableClassSpec, list[npt.NDArray[np.generic]], tuple[str, ...]]:
+) -> tuple[TableSpec | TableClassSpec | TableLabelsSpec, list[npt.NDArray[np.generic]], tuple[str, ...]]:
     """Return the spec, the targets of both parts, and the names of the classes."""
     pairs = [*zip(tables, rows, strict=True)]
+    if options.target == "labels":
+        labels = [np.stack([_flags(*pair, name) for name in schema.targets], axis=1) for pair in pairs]
+        spec = TableLabelsSpec(name="tabular", columns=columns, classes=len(schema.targets))
+        return spec, [*labels], tuple(schema.targets)
     if options.target == "numbers":
         known = []
         for name in schema.targets:
