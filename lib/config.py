@@ -104,11 +104,6 @@ class EvaluationOptions:
     early_stop_evals: int
     early_stop_delta: float | None  # None without early stopping
 
-    @property
-    def requested(self) -> tuple[str, ...]:
-        """Names of the requested metrics."""
-        return tuple(dict.fromkeys(self.metrics.replace(",", " ").split()))
-
 
 GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Config itself
     "optim": OptimOptions,
@@ -233,7 +228,7 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
     task = task_of(model)
-    if task == "classify":  # what a model that predicts rows says, whose task can be chosen
+    if task in ("classify", "lm"):  # models that can learn another one: the choice or the data tell it
         task = str(values["TASK"] or task)
     options = {
         "model_options": MODELS.own(model, values),

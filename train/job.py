@@ -228,18 +228,18 @@ def figures_of(job: Job, totals: Totals) -> dict[str, float]:
     return figures
 
 
-def judge(job: Job, progress: Progress, evaluation: Mapping[str, float]) -> bool:
+def judge(job: Job, progress: Progress, figures: Mapping[str, float]) -> bool:
     """Count an evaluation; return True if it is the best so far, by CONFIG_BEST_METRIC or else the task.
 
     nan is never better.
     """
-    options = job.config.evaluation
-    if options.best_metric:
-        score = evaluation[options.best_metric] * (1 if higher_is_better(options.best_metric) else -1)
+    evaluation = job.config.evaluation
+    if metric := evaluation.best_metric:
+        score = figures[metric] if higher_is_better(metric) else -figures[metric]
     else:
-        score = job.task.score(evaluation)
+        score = job.task.score(figures)
     progress.stale_evals += 1
-    if score > progress.best_to_beat + (options.early_stop_delta or 0.0):
+    if score > progress.best_to_beat + (evaluation.early_stop_delta or 0.0):
         progress.best_to_beat, progress.stale_evals = score, 0
     better = score > progress.best
     if better:
@@ -255,12 +255,13 @@ def is_over(job: Job, progress: Progress) -> bool:
 
 def early_stop(job: Job, progress: Progress) -> str:
     """Return the reason why the run ends before its budget is spent; "" if it does not."""
-    options, spent = job.config.evaluation, job.budget.spent(step=progress.step, seconds=progress.seconds)
-    if spent or not options.early_stop_evals or progress.stale_evals < options.early_stop_evals:
+    evaluation, stale = job.config.evaluation, progress.stale_evals
+    spent = job.budget.spent(step=progress.step, seconds=progress.seconds)
+    if spent or not 0 < evaluation.early_stop_evals <= stale:
         return ""
-    better = f"better {options.best_metric}" if options.best_metric else "better score"
-    by = f" by more than {options.early_stop_delta:g}" if options.early_stop_delta else ""
-    return f"stopped early at step {progress.step}: no {better}{by} in {progress.stale_evals} evaluations"
+    by = f" by more than {evaluation.early_stop_delta:g}" if evaluation.early_stop_delta else ""
+    better = f"no better {evaluation.best_metric or 'score'}{by} in {stale} evaluations"
+    return f"stopped early at step {progress.step}: {better}"
 
 
 @torch.no_grad()

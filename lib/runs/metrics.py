@@ -25,7 +25,7 @@ SHARES = ("data_wait", "device_utilization", "model_flop_utilization")  # of the
 NOT_METRICS = frozenset(
     {"step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
     | {*SHARES}
-    | {"samples", "bytes", "chars", "tokens"}
+    | {"samples", "bytes", "chars", "tokens", "words"}
 )
 _LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "mae", "rmse")
 _LOWER_BY_TARGET = ("mae_", "rmse_")  # of several targets, each with its name

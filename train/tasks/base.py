@@ -250,11 +250,16 @@ def naive_loss_of(config: Config, spec: Spec) -> float | None:
     return None if naive_loss is None else naive_loss(spec)
 
 
+def requested_metrics(config: Config) -> tuple[str, ...]:
+    """Return the names in CONFIG_METRICS."""
+    return tuple(dict.fromkeys(config.evaluation.metrics.replace(",", " ").split()))
+
+
 def check_figures(config: Config, dataset: Dataset) -> None:
     """Raise ConfigError for a metric that the task does not report, or that cannot be had of `dataset`."""
     figures = _optional(config, "figures")
     known = Figures(("loss",)) if figures is None else figures(_options(config), dataset.spec)
-    metrics, best = config.evaluation.requested, config.evaluation.best_metric
+    metrics, best = requested_metrics(config), config.evaluation.best_metric
     reported = (*known.always, *metrics)
     for symbol, name, names in (
         *(("METRICS", name, known.requested) for name in metrics),

@@ -17,7 +17,7 @@ from lib.data.types import LABELLED, ArrayPart, Part, Spec
 from lib.errors import ConfigError
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Figures, Forward, Sums, count_of, no_logits, weighted_sum
+from train.tasks.base import Figures, Forward, Sums, count_of, no_logits, requested_metrics, weighted_sum
 
 DATA = ("images, texts or tables with labels", LABELLED)
 BY_ROWS = ("roc_auc", "average_precision")
@@ -31,7 +31,7 @@ def build(_: Options, spec: Spec, *, config: Config) -> Classify:
         label_smoothing=config.label_smoothing,
         class_weights=class_weights(config, spec.classes),
         classes=spec.classes,
-        metrics=config.evaluation.requested,
+        metrics=requested_metrics(config),
     )
 
 

@@ -14,7 +14,16 @@ from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Part, Spec, TableLabelsSpec
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Figures, Forward, Sums, count_of, no_logits, refuse_label_smoothing, weighted_sum
+from train.tasks.base import (
+    Figures,
+    Forward,
+    Sums,
+    count_of,
+    no_logits,
+    refuse_label_smoothing,
+    requested_metrics,
+    weighted_sum,
+)
 from train.tasks.classify.task import BY_ROWS, class_weights
 from train.tasks.metrics import reported, row_figures, with_metrics
 
@@ -27,7 +36,7 @@ def build(_: Options, spec: Spec, *, config: Config) -> MultiLabel:
     assert isinstance(spec, TableLabelsSpec)
     refuse_label_smoothing(config, "several labels", weights=True)
     return MultiLabel(
-        pos_weight=class_weights(config, spec.classes), metrics=(*ALWAYS, *config.evaluation.requested)
+        pos_weight=class_weights(config, spec.classes), metrics=(*ALWAYS, *requested_metrics(config))
     )
 
 

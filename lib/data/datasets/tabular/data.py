@@ -6,7 +6,6 @@ hash of their text, so that the same rows are chosen on every machine, in whatev
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.tabular.table_files import Table, read_table
+from lib.data.subset import held_out_by_hash
 from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
 from lib.errors import ConfigError, DataError
 from lib.plugins import meant
@@ -120,14 +120,7 @@ def _held_out(options: Options, table: Table) -> npt.NDArray[np.bool_]:
     """Return which rows are for validation (N,)."""
     assert options.validation_pct is not None
     keys = [table.columns[options.group]] if options.group else [*table.columns.values()]
-    limit = options.validation_pct / 100 * 2**64
-    return np.array(
-        [
-            int.from_bytes(hashlib.sha256("\x1f".join(row).encode()).digest()[:8], "big") < limit
-            for row in zip(*keys, strict=True)
-        ],
-        np.bool_,
-    )
+    return held_out_by_hash(map("\x1f".join, zip(*keys, strict=True)), options.validation_pct)
 
 
 def _complete(
