@@ -32,9 +32,12 @@ _LOWER_BY_TARGET = ("mae_", "rmse_")  # of several targets, each with its name
 _LOWER_BY_WORD = {"loss", "error"}
 
 
-def preferred(names: Collection[str]) -> str:
-    """Return the metric to judge by when none is requested; "" where `names` has none of PREFERRED."""
-    return next((name for name in PREFERRED if name in names), "")
+def preferred(names: Collection[str], best: object = "") -> str:
+    """Return the metric to judge by when none is requested; "" where `names` has none of PREFERRED.
+
+    best: CONFIG_BEST_METRIC of the runs, which comes first.
+    """
+    return next((str(name) for name in (best, *PREFERRED) if name in names), "")
 
 
 def higher_is_better(metric: str) -> bool:
