@@ -216,10 +216,10 @@ def evaluate(job: Job) -> dict[str, float]:
     totals = Totals()
     for sums in evaluation_sums(job):
         totals.add(sums)
-    return figures_of(job, totals)
+    return report_of(job, totals)
 
 
-def figures_of(job: Job, totals: Totals) -> dict[str, float]:
+def report_of(job: Job, totals: Totals) -> dict[str, float]:
     """Return the figures of an evaluation, the same on every rank. Collective."""
     figures = job.task.report(totals.means(job.backend))
     if (rows := totals.rows(job.backend)) is not None:

@@ -35,7 +35,7 @@ from lib.nn.dropout import key_samples
 from lib.optim.lr_schedule import learning_rate_factor
 from lib.plan import with_smaller_micro_batch
 from lib.plan.types import COLLECTIVE_FORWARD, Plan
-from train.job import Job, Progress, early_stop, evaluate, evaluation_sums, figures_of, is_over, judge
+from train.job import Job, Progress, early_stop, evaluate, evaluation_sums, is_over, judge, report_of
 from train.record import AsyncCheckpointer
 from train.signals import Stopped, StopRequest
 from train.tasks.base import Sums, Totals
@@ -270,7 +270,7 @@ def assess(
         _save(job, progress, saver, best=False)
         raise Stopped(int(number), progress.step)
     progress.evaluation_pending = False
-    evaluation = figures_of(job, totals)
+    evaluation = report_of(job, totals)
     job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
     better = judge(job, progress, evaluation)
     return evaluation, better and job.config.checkpoints.keep_best

@@ -250,6 +250,12 @@ def naive_loss_of(config: Config, spec: Spec) -> float | None:
     return None if naive_loss is None else naive_loss(spec)
 
 
+def figures_of(config: Config, spec: Spec) -> Figures:
+    """Return the names of the figures that the task reports; by default only the loss is known."""
+    figures = _optional(config, "figures")
+    return Figures(("loss",)) if figures is None else figures(_options(config), spec)
+
+
 def requested_metrics(config: Config) -> tuple[str, ...]:
     """Return the names in CONFIG_METRICS."""
     return tuple(dict.fromkeys(config.evaluation.metrics.replace(",", " ").split()))
@@ -257,8 +263,7 @@ def requested_metrics(config: Config) -> tuple[str, ...]:
 
 def check_figures(config: Config, dataset: Dataset) -> None:
     """Raise ConfigError for a metric that the task does not report, or that cannot be had of `dataset`."""
-    figures = _optional(config, "figures")
-    known = Figures(("loss",)) if figures is None else figures(_options(config), dataset.spec)
+    known = figures_of(config, dataset.spec)
     metrics, best = requested_metrics(config), config.evaluation.best_metric
     reported = (*known.always, *metrics)
     for symbol, name, names in (

@@ -139,7 +139,7 @@ class Classify:
         """Return samples, loss and accuracy, and the requested metrics that are sums."""
         # All are means over the count, which is that of samples unless they are weighted.
         samples = means.get("samples", 1.0)
-        found = {"samples": means["count"] * samples, "loss": means["loss"]}
+        found = {"samples": float(round(means["count"] * samples)), "loss": means["loss"]}
         found["accuracy"] = means["accuracy"] / samples
         if not self.metrics:
             return found

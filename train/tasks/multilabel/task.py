@@ -69,7 +69,7 @@ class MultiLabel:
         """Balance the weights of ones: zeros / ones of the label, of which there is at least 1 each."""
         if self.pos_weight is None:
             assert isinstance(part, ArrayPart)
-            ones_K = part.sample_targets.sum(axis=0)
+            ones_K = part.sample_targets.sum(axis=0, dtype=float)
             self.pos_weight = ((part.size - ones_K).clip(min=1) / ones_K.clip(min=1)).tolist()
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
