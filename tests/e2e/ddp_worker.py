@@ -102,7 +102,7 @@ CASES = {
             "metrics": "roc_auc,average_precision",
         },
     ),
-    "tags": Case(model="gpt2", settings={"task": "tag", "augment": None}),
+    "tags": Case(model="gpt2", settings={"task": "tag"}),
     "plain batch norm": Case(model="resnet18", effective=70, settings={}),  # never a row alone
     "clocks": Case(settings={"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100}),
     "seconds": Case(

@@ -42,8 +42,9 @@ def random_tags(config: Config, *, train: int, test: int) -> TrainingData:
         tags = random.integers(0, len(TAGS), (size, BLOCK))
         ends = random.random((size, BLOCK)) < 0.7
         ends[:, 0] = True
-        beyond = np.arange(BLOCK) > random.integers(0, BLOCK, (size, 1))
+        beyond = np.arange(BLOCK) > random.integers(1, BLOCK, (size, 1))
         tokens[beyond] = pad
+        tokens[:, 0], tokens[:, 1] = np.arange(size) % pad, np.arange(size) // pad  # tell rows apart
         return ArrayPart(tokens, np.where(ends & ~beyond, tags, IGNORED).astype(np.int32))
 
     spec = TokenTagSpec(name="tags", vocab_size=VOCAB, block_size=BLOCK, tags=TAGS, pad=pad)

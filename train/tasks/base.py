@@ -69,7 +69,7 @@ class Totals:
         sums = [torch.stack(column).to(dtype).sum(dim=0) for column in columns]
         packed = torch.cat([each.flatten() for each in sums])
         backend.all_reduce_sum(packed)
-        parts = packed.cpu().double().split([each.numel() for each in sums])
+        parts = torch.split(packed.cpu().double(), [each.numel() for each in sums])
         total, *reduced = (part.view(each.shape) for part, each in zip(parts, sums, strict=True))
         means = {name: value / total for name, value in zip(names, reduced, strict=True)}
         scalars = {name: value if value.dim() else value.item() for name, value in means.items()}

@@ -89,7 +89,7 @@ def roc_auc(scores_N: Tensor, actual_N: Tensor) -> Tensor:
 
     nan without both.
     """
-    _, places_N, counts_U = scores_N.unique(return_inverse=True, return_counts=True)
+    places_N, counts_U = _places(scores_N)
     ranks_U = counts_U.cumsum(dim=0) - (counts_U - 1) / 2  # the mean of those that tie, from 1
     positives = actual_N.sum().double()
     pairs = positives * (len(actual_N) - positives)
@@ -101,10 +101,16 @@ def average_precision(scores_N: Tensor, actual_N: Tensor) -> Tensor:
 
     Rows with equal scores are on one side of a threshold together.
     """
-    _, places_N, counts_U = scores_N.unique(return_inverse=True, return_counts=True)
+    places_N, counts_U = _places(scores_N)
     hits_U = places_N.bincount(weights=actual_N.double(), minlength=len(counts_U)).flip(0)
     precision_U = hits_U.cumsum(dim=0) / counts_U.flip(0).cumsum(dim=0)
     return (hits_U * precision_U).sum() / hits_U.sum()
+
+
+def _places(scores_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the place of each score among the U different ones, lowest first, and how often each occurs."""
+    _, places_N, counts_U = torch.unique(scores_N, return_inverse=True, return_counts=True)
+    return places_N, counts_U
 
 
 def _one_hot(places_N: Tensor, like_NK: Tensor) -> Tensor:
