@@ -72,7 +72,8 @@ def write_files(data: Path) -> None:
         _write(data / "SST-2" / f"{part}.tsv", "\n".join(lines).encode())
     for name, size in (("table", TRAIN + TEST), ("other", TEST)):
         rows = [
-            f"{row if row % 5 else ''},{'red' if row % 3 else 'blue'},{row % 4 or ''},{row % 3 // 2},{row % 2}"
+            f"{row if row % 5 else ''},{'red' if row % 3 else 'blue'},{row % 4 or ''},{row % 3 // 2},"
+            f"{row % 2}"
             for row in range(size)
         ]
         _write(data / f"{name}.csv", "\n".join(["size,colour,target,small,odd", *rows]).encode())

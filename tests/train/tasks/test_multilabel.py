@@ -13,7 +13,7 @@ from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Column, TableLabelsSpec
 from lib.devices.base import Backend
 from train.tasks.base import Totals
-from train.tasks.multilabel.task import MultiLabel, fault, naive_loss
+from train.tasks.multilabel.task import MultiLabel, fault, naive_loss, postprocess, predictions
 
 RNG = np.random.default_rng(0)
 LOGITS, TARGETS = torch.tensor(RNG.normal(size=(9, 3))), torch.tensor(RNG.integers(0, 2, (9, 3))).double()
@@ -62,6 +62,13 @@ def test_what_is_reported() -> None:
     assert task.score(found) == -found["loss"] == pytest.approx(-expected([1.0] * 3) / 9)
     zeros = task.training(same, Batch(torch.zeros(4, 3), TARGETS[:4]))
     assert float(zeros.loss) / 4 == pytest.approx(naive_loss(SPEC))
+
+
+def test_predictions_are_the_labels_above_one_half() -> None:
+    shares = postprocess(torch.tensor([[2.0, -1.0, 0.5], [-1.0, -2.0, -3.0]]), SPEC)
+    found = predictions(SPEC, class_names=("a", "b", "c"), top=0)(shares.numpy())
+    assert found["prediction"].tolist() == ["a c", ""]
+    assert found["p_b"] == pytest.approx(1 / (1 + np.exp([1.0, 2.0])))
 
 
 def test_what_is_no_logit_per_label_is_told() -> None:

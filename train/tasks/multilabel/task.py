@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -54,6 +56,31 @@ def fault(returned: Any, spec: Spec, *, rows: int) -> str:
 def naive_loss(_: Spec) -> float:
     """Return the loss of a probability of one half for every label."""
     return math.log(2)
+
+
+def postprocess(outputs_NK: Tensor, spec: TableLabelsSpec) -> Tensor:
+    """Return the probability of each label (N, labels)."""
+    return full_precision(outputs_NK)[:, : spec.classes].sigmoid()
+
+
+def predictions(
+    spec: TableLabelsSpec, *, class_names: Sequence[str], top: int
+) -> Callable[[npt.NDArray[np.float32]], dict[str, npt.NDArray[Any]]]:
+    """Return the function from probabilities (N, labels) to the labels above one half, and each probability.
+
+    top: of no effect, for every label has an answer of its own.
+    """
+    del top
+    names = [*class_names] or [*map(str, range(spec.classes))]
+
+    def columns(probabilities_NK: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[Any]]:
+        chosen = [
+            " ".join(name for name, p in zip(names, row, strict=True) if p > 0.5) for row in probabilities_NK
+        ]
+        each = {f"p_{name}": p_N for name, p_N in zip(names, probabilities_NK.T, strict=True)}
+        return {"prediction": np.array(chosen, object), **each}
+
+    return columns
 
 
 class MultiLabel:

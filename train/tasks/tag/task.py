@@ -101,8 +101,8 @@ class Tag:
     def _spans(self, tags_BT: Tensor, is_word_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return where an entity starts, the kind at each word (0 for none), and where that entity ends.
 
-        Words come first in each row. As in CoNLL's evaluation, I-KIND starts an entity where none of its kind
-        goes on.
+        Words come first in each row. As in CoNLL's evaluation, I-KIND starts an entity unless the word
+        before it is of that kind.
         """
         order_BT = (~is_word_BT).to(torch.uint8).argsort(dim=1, stable=True)
         kinds_K, begins_K = (
