@@ -102,7 +102,7 @@ class EvaluationOptions:
     eval_rows_max: int
     best_metric: str  # "" for the score of the task
     early_stop_evals: int
-    early_stop_delta: float | None  # None without early stopping
+    early_stop_delta: float
 
 
 GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Config itself

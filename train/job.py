@@ -239,7 +239,7 @@ def judge(job: Job, progress: Progress, figures: Mapping[str, float]) -> bool:
     else:
         score = job.task.score(figures)
     progress.stale_evals += 1
-    if score > progress.best_to_beat + (evaluation.early_stop_delta or 0.0):
+    if score > progress.best_to_beat + evaluation.early_stop_delta:
         progress.best_to_beat, progress.stale_evals = score, 0
     better = score > progress.best
     if better:

@@ -34,7 +34,7 @@ TEXTS = {
     "SINK_PROJECT": ("another",),
     "LR_STEP_PCT_LIST": ("34", "10,90"),
     "METRICS": ("macro_f1", "roc_auc"),
-    "BEST_METRIC": ("loss",),
+    "BEST_METRIC": ("accuracy",),
     "CLASS_WEIGHTS": ("balanced", "1,2,3,4,5,6,7,8,9,10"),
     "TAGGED_FILE": ("other.jsonl",),
     "TAGGED_VALIDATION_FILE": ("train.jsonl",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,9 @@ class Options:
     """The symbols of lib/data/datasets/tagged/Kconfig."""
 
     file: str
-    validation_pct: int
-    validation_file: str | None  # None where the file is split
+    validation: Literal["split", "other"]
+    validation_pct: int | None  # the one that `validation` does not name is None
+    validation_file: str | None
 
 
 class Text(NamedTuple):
@@ -39,9 +40,11 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the texts. Raises ConfigError, with file and line, for one that cannot be used."""
     file = location.files / options.file
     train, test = read_texts(file), list[Text]()
-    if options.validation_file is not None:
+    if options.validation == "other":
+        assert options.validation_file is not None
         test = read_texts(location.files / options.validation_file)
     else:
+        assert options.validation_pct is not None
         held_out = held_out_by_hash(["\x1f".join(text.words) for text in train], options.validation_pct)
         parts = [[text for text, own in zip(train, held_out, strict=True) if own == part] for part in (0, 1)]
         train, test = parts
