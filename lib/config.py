@@ -106,6 +106,17 @@ class SinkOptions:
     sink_project: str | None  # None for loggers without projects
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOptions:
+    """Settings of what an evaluation reports, of the best one, and of early stopping."""
+
+    metrics: str
+    eval_rows_max: int
+    best_metric: str  # "" for the score of the task
+    early_stop_evals: int
+    early_stop_delta: float
+
+
 GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Config itself
     "optim": OptimOptions,
     "lr_schedule": LrScheduleOptions,
@@ -113,6 +124,7 @@ GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Conf
     "launch": LaunchOptions,
     "weights": WeightOptions,
     "sinks": SinkOptions,
+    "evaluation": EvaluationOptions,
 }
 
 
@@ -178,6 +190,7 @@ class Config:
     # Optimizer and loss
     optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]
     label_smoothing: float
+    class_weights: str  # "", "balanced" or numbers
     optim: OptimOptions
     lr_schedule: LrScheduleOptions
 
@@ -187,6 +200,7 @@ class Config:
     max_steps: int | None
     max_seconds: int | None
     eval_interval_steps: int
+    evaluation: EvaluationOptions
     log_interval_steps: int
     weights: WeightOptions
     seed: int
@@ -228,7 +242,7 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
     task = task_of(model)
-    if task == "classify":  # what a model that predicts rows says, whose task can be chosen
+    if task in ("classify", "lm"):  # models that can learn another one: the choice or the data tell it
         task = str(values["TASK"] or task)
     for name in ("RESET_HEAD", "INITIAL_WEIGHTS_ALLOW", "WEIGHTS_DIR"):
         if values[name] and not values["INITIAL_WEIGHTS"]:

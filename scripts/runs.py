@@ -60,7 +60,7 @@ def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     heads = ("state", "model", "data", "batch", "best", "best at step", "time", "began (UTC)", "run", "tags")
     cells = [
         (
-            row.state,
+            f"{row.state} early" if row.state == "done" and row.reason else row.state,
             row.model,
             row.data,
             str(row.effective_batch or ""),

@@ -55,7 +55,7 @@ def row_of(run: RunDir, status: Status) -> tuple[str, ...]:
     trained = [row for row in rows if row.get("kind") == "train"][-_RECENT:]
     last: Mapping[str, Any] = trained[-1] if trained else {"step": status.step}
     shown = next((row for row in reversed(rows) if row.get("kind") == "eval"), last)
-    metric = metrics.preferred(shown)
+    metric = metrics.preferred(shown, parts["values"].get("BEST_METRIC"))
     steps, left = progress(parts["values"], trained)
     numbers = [last.get("loss"), shown.get(metric), last.get("samples_per_second")]
     loss, value, speed = ("" if number is None else metrics.format_value("", number) for number in numbers)

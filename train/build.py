@@ -72,7 +72,7 @@ def make_job(
     model, wrapped, pipeline = _placed(model, plan, backend, data.facts, dtype, seed=config.seed)
     _log_rates(config, plan, model, record.log)
     prepared = None if data.prepared is None else data.prepared.load(plan, backend, dtype)
-    task = make_task(config, data.dataset.spec, prepared=prepared)
+    task = make_task(config, data.dataset.spec, prepared=prepared, train=data.dataset.train)
     batch = {"train_size": data.dataset.train.size, "effective_batch": plan.effective_batch}
     budget = budget_of(config, **batch)
     loader_config = _loader_config(config, plan, data, hardware, backend, record.log, dtype)

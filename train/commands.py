@@ -30,7 +30,7 @@ from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, initial_digest, stored_digest, trains
 from train import loop
 from train.build import make_job
-from train.job import Job, Progress, checkpoint_format
+from train.job import Job, Progress, checkpoint_format, early_stop
 from train.planning.memory_estimate import refuse
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
@@ -349,7 +349,8 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
     part = evaluation_part(config, planned.data.dataset)
     speed = partial(log_speed, job, planned.data, planned.hardware, step=progress.step)
     summary = partial(log_summary, job, planned.data.dataset, root=planned.request.root)
-    record.finish(progress.step, seconds=progress.seconds, result=result, part=part, reports=(speed, summary))
+    ended: dict[str, Any] = {"part": part, "reason": early_stop(job, progress), "reports": (speed, summary)}
+    record.finish(progress.step, seconds=progress.seconds, result=result, **ended)
     return 0
 
 

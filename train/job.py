@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,10 @@ from lib.nn.precision import full_precision
 from lib.optim.lr_schedule import warmup_fraction
 from lib.plan.tables import FREE_MEMORY_MARGIN
 from lib.plan.types import PARTS_OF_STATE, SHARDS_WEIGHTS, Plan
+from lib.runs.metrics import higher_is_better
 from lib.units import bytes_text
 from train.record import Record
-from train.tasks.base import Carry, Forward, Sums, Task, Totals
+from train.tasks.base import Carry, Forward, HasRowFigures, Sums, Task, Totals
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema
@@ -192,6 +193,8 @@ class Progress:
     seconds: float = 0.0  # training time, without evaluation and saving
     best: float = -math.inf  # best task.score of an evaluation so far
     evaluation_pending: bool = False  # a signal interrupted the evaluation of this step
+    best_to_beat: float = -math.inf  # score of the last evaluation that was better by EARLY_STOP_DELTA
+    stale_evals: int = 0  # evaluations since
 
 
 @contextlib.contextmanager
@@ -214,7 +217,52 @@ def evaluate(job: Job) -> dict[str, float]:
     totals = Totals()
     for sums in evaluation_sums(job):
         totals.add(sums)
-    return job.task.report(totals.means(job.backend))
+    return report_of(job, totals)
+
+
+def report_of(job: Job, totals: Totals) -> dict[str, float]:
+    """Return the figures of an evaluation, the same on every rank. Collective."""
+    figures = job.task.report(totals.means(job.backend))
+    if (rows := totals.rows(job.backend)) is not None:
+        task = cast(HasRowFigures, job.task)
+        figures |= job.backend.broadcast(task.row_figures(*rows) if job.backend.is_main else None)
+    return figures
+
+
+def judge(job: Job, progress: Progress, figures: Mapping[str, float]) -> bool:
+    """Count an evaluation; return True if it is the best so far, by CONFIG_BEST_METRIC or else the task.
+
+    nan is never better.
+    """
+    evaluation = job.config.evaluation
+    if metric := evaluation.best_metric:
+        score = figures[metric] if higher_is_better(metric) else -figures[metric]
+    else:
+        score = job.task.score(figures)
+    progress.stale_evals += 1
+    if score > progress.best_to_beat + evaluation.early_stop_delta:
+        progress.best_to_beat, progress.stale_evals = score, 0
+    better = score > progress.best
+    if better:
+        progress.best = score
+    return better
+
+
+def is_over(job: Job, progress: Progress) -> bool:
+    """Return True if the budget is spent or the run stops early."""
+    spent = job.budget.spent(step=progress.step, seconds=progress.seconds)
+    return spent or bool(early_stop(job, progress))
+
+
+def early_stop(job: Job, progress: Progress) -> str:
+    """Return the reason why the run ends before its budget is spent; "" if it does not."""
+    evaluation, stale = job.config.evaluation, progress.stale_evals
+    spent = job.budget.spent(step=progress.step, seconds=progress.seconds)
+    if spent or not 0 < evaluation.early_stop_evals <= stale:
+        return ""
+    by = f" by more than {evaluation.early_stop_delta:g}" if evaluation.early_stop_delta else ""
+    better = f"no better {evaluation.best_metric or 'score'}{by} in {stale} evaluations"
+    return f"stopped early at step {progress.step}: {better}"
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ from lib.nn.dropout import key_samples
 from lib.optim.lr_schedule import learning_rate_factor
 from lib.plan import with_smaller_micro_batch
 from lib.plan.types import COLLECTIVE_FORWARD, Plan
-from train.job import Job, Progress, evaluate, evaluation_sums
+from train.job import Job, Progress, early_stop, evaluate, evaluation_sums, is_over, judge, report_of
 from train.record import AsyncCheckpointer
 from train.signals import Stopped, StopRequest
 from train.tasks.base import Sums, Totals
@@ -52,7 +52,6 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     logged, last_save = Totals(), time.monotonic()
     evaluation: dict[str, float] = {}
     mark, logged_at = time.perf_counter(), _counters(job, progress)
-    last = job.budget.spent(step=progress.step, seconds=progress.seconds)
     asynchronous = job.config.checkpoints.checkpoint_async
     saver = AsyncCheckpointer(job.record, asynchronous=asynchronous, sharded=job.shard_directory)
     with StopRequest(announce=job.backend.world == 1) as stop, saver:
@@ -60,6 +59,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             evaluation, better = assess(job, progress, stop, saver)
             if better:
                 _save(job, progress, saver, best=True)
+        last = is_over(job, progress)
         while not last:
             for sums in optimizer_step(job, progress):
                 logged.add(sums)
@@ -84,9 +84,11 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             better = False
             if due.evaluation:
                 evaluation, better = assess(job, progress, stop, saver)
-            if due.save or better:
+            ends_early = bool(early_stop(job, progress))
+            if due.save or better or ends_early:
                 _save(job, progress, saver, best=better)
                 last_save = time.monotonic()
+            last = last or ends_early
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
             mark = time.perf_counter()
@@ -267,11 +269,9 @@ def assess(
         _save(job, progress, saver, best=False)
         raise Stopped(int(number), progress.step)
     progress.evaluation_pending = False
-    evaluation = job.task.report(totals.means(job.backend))
+    evaluation = report_of(job, totals)
     job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
-    better = job.task.score(evaluation) > progress.best
-    if better:
-        progress.best = job.task.score(evaluation)
+    better = judge(job, progress, evaluation)
     return evaluation, better and job.config.checkpoints.keep_best
 
 

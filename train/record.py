@@ -69,8 +69,20 @@ class Record:
         """Return medians of the last training rows, and the seconds of the first step; empty for none."""
         return {}
 
-    def finish(self, step: int, *, seconds: float, result: Result, part: str, reports: Reports = ()) -> None:  # noqa: ARG002
-        """Finish with the last evaluation, on `part`, then make `reports`; one that fails is only logged."""
+    def finish(
+        self,
+        step: int,  # noqa: ARG002
+        *,
+        seconds: float,  # noqa: ARG002
+        result: Result,  # noqa: ARG002
+        part: str,  # noqa: ARG002
+        reason: str = "",  # noqa: ARG002
+        reports: Reports = (),
+    ) -> None:
+        """Finish with the last evaluation, on `part`, then make `reports`; one that fails is only logged.
+
+        reason: why the run ended before its budget was spent; "" if it was.
+        """
         for report in reports:
             try:
                 report()
@@ -203,14 +215,24 @@ class RunRecord(Record):
         self.log(why)
         self.run.write("plan", plan.to_json())
 
-    def finish(self, step: int, *, seconds: float, result: Result, part: str, reports: Reports = ()) -> None:
+    def finish(
+        self,
+        step: int,
+        *,
+        seconds: float,
+        result: Result,
+        part: str,
+        reason: str = "",
+        reports: Reports = (),
+    ) -> None:
         """Set the status to "done", print the result, and wait for the last copy, or raise StorageError."""
         facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
-        self.run.set_status("done", step=step, **facts)  # first, before "Done" is printed
+        self.run.set_status("done", step=step, reason=reason, **facts)  # first, before "Done" is printed
         self._done = True
         self.console.stop()
         super().finish(step, seconds=seconds, result=result, part=part, reports=reports)
-        self.log(f"Done: {format_evaluation(result)} ({part}), {seconds:.1f} s of training")
+        early = f"; {reason}" if reason else ""
+        self.log(f"Done: {format_evaluation(result)} ({part}), {seconds:.1f} s of training{early}")
         if self._copier is not None:
             with StopRequest():  # the first signal does not interrupt it
                 failure = self._last_copy(self._copier)

@@ -14,14 +14,21 @@ from torch.utils._pytree import tree_leaves
 from lib.config import Config
 from lib.data import DataLocation, Dataset, describe_dataset, open_dataset, restrict
 from lib.data.cache import checked_before
-from lib.data.types import Spec, TextClassSpec, TextSpec
+from lib.data.types import Spec, TextClassSpec, TextSpec, TokenTagSpec
 from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.model_code import ModelCode, build_model
 from lib.plan.types import ModelFacts, least_effective_batch
 from train.job import warm_up_text
-from train.tasks.base import Prepared, check_options, load_task, preparation_of
+from train.tasks.base import (
+    Prepared,
+    check_figures,
+    check_options,
+    load_task,
+    make_task,
+    preparation_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +209,8 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
 
     Raises ConfigError where the two do not fit together, or the model's own code fails.
     """
-    check_task(config, spec := dataset.spec)
+    check_task(config, dataset)
+    spec = dataset.spec
     known: dict[str, Any] = {"name": config.model, "train_size": dataset.train.size}
     errors = list[ConfigError]()
     for rows in ROWS:
@@ -220,7 +228,7 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
 def evaluation_part(config: Config, dataset: Dataset) -> str:
     """Return a description of the data that evaluation uses."""
     spec = dataset.spec
-    whole = "validation part" if isinstance(spec, TextSpec | TextClassSpec) else "test part"
+    whole = "validation part" if isinstance(spec, TextSpec | TextClassSpec | TokenTagSpec) else "test part"
     part = "held-out training samples" if config.holdout else whole
     return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
@@ -236,9 +244,9 @@ def built(config: Config, spec: Spec) -> nn.Module:
     return model
 
 
-def check_task(config: Config, spec: Spec) -> None:
-    """Raise ConfigError where the task is not for such data, or the model hides an option of the task."""
-    expected, kinds = load_task(config).DATA
+def check_task(config: Config, dataset: Dataset) -> None:
+    """Raise ConfigError where the task is not for such data or refuses an option, or the model hides one."""
+    spec, (expected, kinds) = dataset.spec, load_task(config).DATA
     if not isinstance(spec, kinds):
         raise ConfigError(
             f'models/{config.model}/model.py: TASK = "{config.task}" does not train on {spec.name}',
@@ -246,6 +254,9 @@ def check_task(config: Config, spec: Spec) -> None:
             todo=f"set another TASK, or select another MODEL_DATA_ symbol in models/{config.model}/Kconfig",
         )
     check_options(config)
+    if preparation_of(config) is None:
+        make_task(config, spec)
+    check_figures(config, dataset)
 
 
 def checked(model: nn.Module, config: Config, spec: Spec) -> nn.Module:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from lib.data.sampler import epoch_order
 from lib.data.types import ChecksHoldout, Dataset, Part, TextSpec, Tokenizer, TokenPart
@@ -65,3 +68,10 @@ def with_lengths(spec: TextSpec, part: TokenPart, tokenizer: Tokenizer | None) -
         counts = np.bincount(targets, minlength=tokenizer.vocab_size)
         text_bytes = int(counts @ tokenizer.byte_lengths())
     return replace(spec, validation_tokens=len(targets), validation_bytes=text_bytes)
+
+
+def held_out_by_hash(keys: Iterable[str], percent: int) -> npt.NDArray[np.bool_]:
+    """Return which samples are for validation (N,): by SHA-256 of their keys, so that none moves another."""
+    limit = percent / 100 * 2**64
+    digests = (hashlib.sha256(key.encode()).digest() for key in keys)
+    return np.array([int.from_bytes(digest[:8], "big") < limit for digest in digests], np.bool_)

@@ -75,22 +75,14 @@ class ImageSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextSpec:
-    """Text for language modelling.
-
-    Inputs are int64 (N, block_size), each below vocab_size; targets are the next tokens, IGNORED where there
-    is none. unit: of tokens and per-token figures. validation_tokens: targets of the evaluation part.
-    validation_bytes: their length in UTF-8; None without a tokenizer.
-    """
+class _Tokens:
+    """Rows of tokens: int64 (N, block_size), each below vocab_size."""
 
     input_dtype: ClassVar[InputDtype] = "int64"
 
     name: str
     vocab_size: int
     block_size: int
-    unit: Unit
-    validation_tokens: int = 0
-    validation_bytes: int | None = None
     synthetic: bool = False
 
     @property
@@ -100,26 +92,35 @@ class TextSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextClassSpec:
-    """Texts with labels.
+class TextSpec(_Tokens):
+    """Text for language modelling. Targets are the next tokens, IGNORED where there is none.
 
-    Inputs are int64 (N, block_size): the tokens of a text, padded with `pad`, which is the last of the
-    vocab_size ids and used for nothing else. Targets are one label per text.
+    unit: of tokens and per-token figures. validation_tokens: targets of the evaluation part.
+    validation_bytes: their length in UTF-8; None without a tokenizer.
     """
 
-    input_dtype: ClassVar[InputDtype] = "int64"
+    unit: Unit
+    validation_tokens: int = 0
+    validation_bytes: int | None = None
 
-    name: str
-    vocab_size: int
-    block_size: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextClassSpec(_Tokens):
+    """Texts with one label each, padded with `pad`, the last of the ids and used for nothing else."""
+
     classes: int
     pad: int
-    synthetic: bool = False
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
-        return (self.block_size,)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTagSpec(_Tokens):
+    """Texts with a tag for each word, padded like those of a TextClassSpec.
+
+    Targets are (N, block_size): the place in `tags` at the last token of each word, IGNORED elsewhere.
+    """
+
+    tags: tuple[str, ...]
+    pad: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,18 +164,17 @@ def row_text(columns: Sequence[Column], row_F: npt.NDArray[np.float32]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableSpec:
-    """Rows of a table with numbers to predict.
+class _Table:
+    """Rows of a table.
 
     Inputs are float32 (N, width): numbers less their mean, divided by their standard deviation, and 0 and 1
-    for categories, in the order of `columns`. Targets are float32 (N, targets), normalised likewise.
+    for categories, in the order of `columns`.
     """
 
     input_dtype: ClassVar[InputDtype] = "float32"
 
     name: str
     columns: tuple[Column, ...]
-    targets: tuple[Column, ...]
     synthetic: bool = False
 
     @property
@@ -184,20 +184,24 @@ class TableSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableClassSpec:
-    """Rows of a table with labels. Inputs are those of a TableSpec; targets are one label per row."""
+class TableSpec(_Table):
+    """Rows of a table with numbers to predict: float32 (N, targets), normalised like inputs."""
 
-    input_dtype: ClassVar[InputDtype] = "float32"
+    targets: tuple[Column, ...]
 
-    name: str
-    columns: tuple[Column, ...]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableClassSpec(_Table):
+    """Rows of a table with labels: one per row."""
+
     classes: int
-    synthetic: bool = False
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
-        return (sum(len(column.values) or 1 for column in self.columns),)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLabelsSpec(_Table):
+    """Rows of a table with several labels: float32 (N, classes), 1 for those that a row has, else 0."""
+
+    classes: int
 
 
 LABELLED = ImageSpec, TextClassSpec, TableClassSpec  # specs of data with one label per sample
@@ -210,7 +214,8 @@ class ArrayPart:
 
     inputs:  uint8 (N, C, H, W) for images, int64 (N, T) for tokens, uint8 (N, L) for puzzles and bytes,
              float32 (N, F) for tables; possibly a memory map.
-    targets: int64 labels (N,), float32 numbers (N, K), uint8 (N, L) for puzzles, or int32 tokens (N, K).
+    targets: int64 labels (N,), float32 numbers or zeros and ones (N, K), uint8 (N, L) for puzzles, or int32
+             tokens or tags (N, K).
     rows:    positions of the part's samples in the arrays; None: all.
     """
 
@@ -231,6 +236,11 @@ class ArrayPart:
     def size(self) -> int:
         """Number of samples."""
         return len(self.targets) if self.rows is None else len(self.rows)
+
+    @property
+    def sample_targets(self) -> npt.NDArray[Any]:
+        """Targets of the part's samples, in order."""
+        return self.targets if self.rows is None else self.targets[self.rows]
 
     @property
     def byte_size(self) -> int:

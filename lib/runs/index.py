@@ -30,7 +30,7 @@ from lib.runs.metrics import higher_is_better, parse_row, preferred
 T = TypeVar("T")
 
 INDEX = ".index.json"
-_VERSION = 2
+_VERSION = 3
 _DEPTH = 5  # below the folder of runs: runs/sweeps/NAME/IDENTITY/MODEL/RUN
 _CLOCK_NS = 2_000_000_000  # a change this soon before the index was written may have the same time
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operator.lt, ">": operator.gt}
@@ -44,7 +44,7 @@ ALIASES = {"lr": "LEARNING_RATE", "epochs": "NUM_EPOCHS", "steps": "MAX_STEPS", 
 class Row:
     """One run. run: its directory, relative to the folder of runs.
 
-    state: of its status; "killed" where it is "running" and no process holds its lock.
+    state: of its status; "killed" where it is "running" and no process holds its lock. reason: of its end.
     best, best_step: best value of `metric` among the evaluations, None without one.
     damaged: files that are missing or cannot be read, with the first bad line; other fields hold the rest.
     metrics: of the last evaluation. began: in UTC. seconds: of training, None until it ends.
@@ -53,6 +53,7 @@ class Row:
 
     run: str
     state: str
+    reason: str
     model: str
     data: str
     identity: str
@@ -129,10 +130,11 @@ def read_row(run: RunDir, name: str) -> Row:
     parts, damaged = objects_of(run, "values", "plan", "data", "tags")
     damaged += [fault] if fault else []
     values, numbers = parts["values"], status.metrics
-    metric, best, best_step = _best(run.metrics, damaged)
+    metric, best, best_step = _best(run.metrics, damaged, values.get("BEST_METRIC"))
     return Row(
         run=name,
         state=status.state,
+        reason=status.reason,
         model=run.model,
         data=str(values.get("DATASET") or parts["data"].get("name") or ""),
         identity=run.identity,
@@ -202,8 +204,8 @@ def facts_of(content: Any, path: str = "", *, skip: Collection[str] = ()) -> Ite
         yield from facts_of(value, f"{path} {key}".lstrip(), skip=skip)
 
 
-def _best(metrics: Path, damaged: list[str]) -> tuple[str, float | None, int | None]:
-    """Return the preferred metric of the evaluations in a file, its best value and the step of that.
+def _best(metrics: Path, damaged: list[str], wanted: object) -> tuple[str, float | None, int | None]:
+    """Return the wanted or else preferred metric of the evaluations in a file, its best value and its step.
 
     Lines that are no rows are left out. The first is added to `damaged`; so is a file that cannot be read.
     """
@@ -223,7 +225,7 @@ def _best(metrics: Path, damaged: list[str]) -> tuple[str, float | None, int | N
     except OSError:
         bad.append(metrics.name)
     damaged += bad[:1]
-    metric = preferred({name for row in rows for name in row})
+    metric = preferred({name for row in rows for name in row}, wanted)
     found = [(float(row[metric]), row["step"]) for row in rows if isinstance(row.get(metric), int | float)]
     if not found:
         return metric, None, None

@@ -30,20 +30,27 @@ SHARES = (
 NOT_METRICS = frozenset(
     {"step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
     | {*SHARES, "compilations", "compile_seconds"}
-    | {"samples", "bytes", "chars", "tokens"}
+    | {"samples", "bytes", "chars", "tokens", "words"}
 )
-_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "mae", "rmse")
+_LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "mae", "rmse")
 _LOWER_BY_TARGET = ("mae_", "rmse_")  # of several targets, each with its name
+_LOWER_BY_WORD = {"loss", "error"}
 
 
-def preferred(names: Collection[str]) -> str:
-    """Return the metric to judge by when none is requested; "" where `names` has none of PREFERRED."""
-    return next((name for name in PREFERRED if name in names), "")
+def preferred(names: Collection[str], best: object = "") -> str:
+    """Return the metric to judge by when none is requested; "" where `names` has none of PREFERRED.
+
+    best: CONFIG_BEST_METRIC of the runs, which comes first.
+    """
+    return next((str(name) for name in (best, *PREFERRED) if name in names), "")
 
 
 def higher_is_better(metric: str) -> bool:
-    """Return False for a metric that training lowers."""
-    return metric not in _LOWER_IS_BETTER and not metric.startswith(_LOWER_BY_TARGET)
+    """Return False for a metric that training lowers, such as one with "loss" or "error" in its name."""
+    if metric.startswith("r2_"):  # of a target, whatever its name
+        return True
+    lower = metric in _LOWER_IS_BETTER or metric.startswith(_LOWER_BY_TARGET)
+    return not (lower or _LOWER_BY_WORD & {*metric.split("_")})
 
 
 def format_value(name: str, value: float) -> str:

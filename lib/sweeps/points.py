@@ -23,7 +23,8 @@ def objective(experiment: Experiment, results: Sequence[Result]) -> tuple[str, b
     """Return the metric by which points are compared and True if it is maximised; "" without one."""
     if experiment.search is not None:
         return experiment.search.figure, experiment.search.maximize
-    metric = preferred({name for result in results for name in result.metrics})
+    names = {name for result in results for name in result.metrics}
+    metric = preferred(names, experiment.settings.get("BEST_METRIC"))
     return metric, higher_is_better(metric)
 
 

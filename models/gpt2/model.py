@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.types import TextClassSpec, TextSpec
+from lib.data.types import TextClassSpec, TextSpec, TokenTagSpec
 from lib.distributed.staged_model import Stages
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
@@ -38,11 +38,11 @@ class Options:
     pad_vocab: int
 
 
-def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
+def build(options: Options, spec: TextSpec | TextClassSpec | TokenTagSpec) -> nn.Module:
     """Build a network from int64 (B, T) tokens to (B, T, V) logits of the next tokens, T <= block_size.
 
-    For texts with labels: to (B, classes) logits, from the mean over the tokens before the padding. Raises
-    ConfigError if the width is not a multiple of the number of heads.
+    For texts with labels: to (B, classes) logits, from the mean over the tokens before the padding. For tags:
+    to (B, T, tags) logits. Raises ConfigError if the width is not a multiple of the number of heads.
     """
     if options.width % options.heads:
         raise ConfigError(
@@ -52,6 +52,8 @@ def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
         )
     if isinstance(spec, TextClassSpec):
         return TextClassifier(options, spec)
+    if isinstance(spec, TokenTagSpec):
+        return Tagger(options, spec)
     return GPT2(options, spec)
 
 
@@ -95,7 +97,7 @@ class Backbone(nn.Module):
 class _Model(nn.Module):
     """A model with a backbone, whose matrices Muon may update."""
 
-    def __init__(self, options: Options, spec: TextSpec | TextClassSpec) -> None:
+    def __init__(self, options: Options, spec: TextSpec | TextClassSpec | TokenTagSpec) -> None:
         super().__init__()
         self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
 
@@ -157,6 +159,24 @@ class TextClassifier(_Model):
         text_BT1 = (tokens_BT != self.pad)[:, :, None]
         mean_BC = x_BTC.where(text_BT1, 0.0).sum(dim=1) / text_BT1.sum(dim=1).clamp(min=1)
         return self.head(mean_BC)  # type: ignore[no-any-return]
+
+
+class Tagger(_Model):
+    """Tagger with a linear head at every token, which knows this token and earlier ones."""
+
+    def __init__(self, options: Options, spec: TokenTagSpec) -> None:
+        super().__init__(options, spec)
+        self.pad = spec.pad
+        self.head = nn.Linear(options.width, len(spec.tags))
+        initialise(self, layers=options.layers)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """int64 (B, T) -> (B, T, tags) logits."""
+        return self.head(self.backbone(tokens_BT))  # type: ignore[no-any-return]
+
+    def pipeline_stages(self) -> Stages:
+        """Return the parts of a pipeline."""
+        return self.backbone.pipeline_stages(lambda x_BTC, _: self.head(x_BTC), *self.head.parameters())
 
 
 class Block(nn.Module):

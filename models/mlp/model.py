@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.types import TableClassSpec, TableSpec
+from lib.data.types import TableClassSpec, TableLabelsSpec, TableSpec
 from lib.nn.activation_checkpointing import Chain
 from lib.nn.dropout import Dropout
 
@@ -24,7 +24,7 @@ class Options:
     dropout: float
 
 
-def build(options: Options, spec: TableSpec | TableClassSpec) -> nn.Module:
+def build(options: Options, spec: TableSpec | TableClassSpec | TableLabelsSpec) -> nn.Module:
     """Build a network from (N, F) rows to (N, classes) logits or (N, targets) numbers."""
     return Mlp(options, spec)
 
@@ -32,10 +32,10 @@ def build(options: Options, spec: TableSpec | TableClassSpec) -> nn.Module:
 class Mlp(nn.Module):
     """`depth` hidden layers of `width` units, and a linear layer."""
 
-    def __init__(self, options: Options, spec: TableSpec | TableClassSpec) -> None:
+    def __init__(self, options: Options, spec: TableSpec | TableClassSpec | TableLabelsSpec) -> None:
         super().__init__()
         widths = [*spec.input_shape, *(options.width for _ in range(options.depth))]
-        outputs = spec.classes if isinstance(spec, TableClassSpec) else len(spec.targets)
+        outputs = len(spec.targets) if isinstance(spec, TableSpec) else spec.classes
         self.layers = nn.ModuleList(
             _Hidden(*pair, options.dropout, site=site) for site, pair in enumerate(pairwise(widths))
         )

@@ -57,7 +57,15 @@ RUN_DIRECTORY_NAMES = {
 }
 BACKEND_ONLY_IMPORTS = {"torch_xla", "torch_tpu"}
 CONFIG_NAMES = {"config", "cfg", "conf", "requested"}
-OPTION_GROUPS = {"optim", "lr_schedule", "checkpoints", "launch", "weights", "sinks"}  # nested in Config
+OPTION_GROUPS = {
+    "optim",
+    "lr_schedule",
+    "checkpoints",
+    "launch",
+    "weights",
+    "sinks",
+    "evaluation",
+}  # nested in Config
 CLOSED_TO_MODELS = {
     "lib.config",
     "lib.kconf",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -71,9 +72,14 @@ def write_files(data: Path) -> None:
         _write(data / "SST-2" / f"{part}.tsv", "\n".join(lines).encode())
     for name, size in (("table", TRAIN + TEST), ("other", TEST)):
         rows = [
-            f"{row if row % 5 else ''},{'red' if row % 3 else 'blue'},{row % 4 or ''}" for row in range(size)
+            f"{row if row % 5 else ''},{'red' if row % 3 else 'blue'},{row % 4 or ''},{row % 3 // 2},"
+            f"{row % 2}"
+            for row in range(size)
         ]
-        _write(data / f"{name}.csv", "\n".join(["size,colour,target", *rows]).encode())
+        _write(data / f"{name}.csv", "\n".join(["size,colour,target,small,odd", *rows]).encode())
+    for name, size in (("train", TRAIN + TEST), ("other", TRAIN), ("validation", TEST)):
+        words = ({"tokens": ["Ada", f"w{row}"], "tags": ["B-PER", "O"]} for row in range(size))
+        _write(data / f"{name}.jsonl", "\n".join(map(json.dumps, words)).encode())
     for write in told_of("write_files"):
         write(data)
 

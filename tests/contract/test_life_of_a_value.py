@@ -19,9 +19,11 @@ from lib.plan import plan as make_plan
 from lib.plan.types import Plan
 from tests.support.datasets import opened
 from tests.support.examples import examples
+from tests.support.labels import random_table, random_tags
 from tests.support.tokens import BLOCK, VOCAB, sentences_data, text_data
 from tests.support.training import CPU, Wrapped, random_data, small_job, trained
-from train.tasks.base import Forward, Sums, Task, count_of
+from train.job import evaluate
+from train.tasks.base import Forward, Sums, Task, count_of, figures_of, requested_metrics
 from train.training_data import TrainingData, make_training_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +32,28 @@ STEPS = 3
 TARGET = 32  # instead of hundreds, and the narrowest networks: it is the arithmetic that is tested
 NORM_BATCH = 4
 MARKS = {"gpt2-tiny": (), "resnet50": pytest.mark.long}
+
+
+# What no shipped configuration asks for: one to start from, and further options.
+METRICS = "top5_accuracy,macro_f1,calibration_error,roc_auc,average_precision"
+OTHERS: dict[str, tuple[str, dict[str, str]]] = {
+    "class weights": ("lenet5", {"CLASS_WEIGHTS": "1,2,3,4,5,6,7,8,9,0.5", "METRICS": METRICS}),
+    "balanced classes": ("lenet5", {"CLASS_WEIGHTS": "balanced", "LABEL_SMOOTHING": "0.1"}),
+    "several numbers": ("tabular-regression", {"REGRESS_LOSS_HUBER": "y"}),
+    "several labels": (
+        "tabular-regression",
+        {
+            "DATASET_TABULAR": "y",
+            "TABULAR_TARGET_LABELS": "y",
+            "CLASS_WEIGHTS": "balanced",
+            "METRICS": "roc_auc,average_precision",
+        },
+    ),
+    "tags of words": (
+        "gpt2-sst2",
+        {"DATASET_TAGGED": "y", "GPT2_DROPOUT": "0.0", "LABEL_SMOOTHING": "0.0", "TOKENIZER_BYTE": "y"},
+    ),
+}
 
 
 def model_of(defconfig: str) -> tuple[str, ...]:
@@ -54,7 +78,9 @@ def narrow_config(defconfig: str) -> Config:
         # millionfold, and the check would be of rounding, not of the cut.
         "CONFIG_ADAM_EPS": "0.001",
     }
-    file = ROOT / "defconfigs" / defconfig
+    name, more = OTHERS.get(defconfig, (defconfig, {}))
+    values |= {f"CONFIG_{symbol}": value for symbol, value in more.items()}
+    file = ROOT / "defconfigs" / name
     for model in ("RESNET18", "RESNET50"):
         if f"CONFIG_MODEL_{model}=y" in file.read_text():
             values |= {"CONFIG_NORM_BATCH": str(NORM_BATCH), f"CONFIG_{model}_WIDTH": "8"}
@@ -85,6 +111,12 @@ def _data_of(config: Config) -> TrainingData:
     if example is not None and hasattr(example, "data"):
         data: TrainingData = example.data(config, train=3 * TARGET)
         return data
+    if config.task == "tag":
+        return random_tags(config, train=3 * TARGET, test=37)
+    if config.task in ("multilabel", "regress") and (
+        config.dataset == "tabular" or config.task_options.get("loss") == "huber"
+    ):
+        return random_table(config, train=3 * TARGET, test=37)
     if config.dataset == "friedman":
         return make_training_data(config, restrict(opened("friedman"), limit=3 * TARGET))
     if config.dataset == "sst2":
@@ -135,7 +167,8 @@ EVERY = pytest.mark.parametrize(
             name, marks=MARKS.get(name, pytest.mark.slow) if name in FIRST.values() else pytest.mark.long
         )
         for name in DEFCONFIGS
-    ],
+    ]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS],
 )
 
 
@@ -181,3 +214,19 @@ def check_padding(defconfig: str) -> None:
     assert updates == [TARGET] * STEPS
     for name, tensor in state.items():
         assert torch.allclose(tensor, expected[name], rtol=1e-12, atol=1e-12), name
+
+
+@EVERY
+def test_an_evaluation_reports_what_its_task_names_however_it_is_split(defconfig: str) -> None:
+    config = narrow_config(defconfig)
+    data = data_of(config)
+    names = (*figures_of(config, data.dataset.spec).always, *requested_metrics(config))
+    found = []
+    for size in micro_batches(config):
+        cut = config.replace(batch_size=size)
+        job = small_job(cut, make_plan(cut, CPU, data.facts), data)
+        with job.train_loader, job.eval_loader:
+            found.append(evaluate(job))
+    assert {*[*found[0]][1:]} == {*names}
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=1e-9, nan_ok=True)

@@ -27,6 +27,7 @@ from lib.nn.dropout import Dropout
 from lib.plan.types import Plan, rank_shares
 from tests.e2e.ranks import endings
 from tests.support.examples import examples, merged
+from tests.support.labels import random_table, random_tags
 from tests.support.tokens import BLOCK, VOCAB, text_data
 from tests.support.training import (
     Clock,
@@ -100,6 +101,27 @@ CASES = {
     "padded": Case(micro_batch=5, padded=True, settings={"grad_clip": 0.05, **SMOOTHED}),
     "ragged": Case(micro_batch=5, settings={}),
     "counted": Case(micro_batch=5, counted=True, settings={"grad_clip": 0.05}),
+    "metrics": Case(
+        micro_batch=5,
+        settings={
+            "class_weights": "1,2,3,4,5,6,7,8,9,0.5",
+            "metrics": "top5_accuracy,macro_f1,calibration_error,roc_auc,average_precision",
+            "best_metric": "roc_auc",
+        },
+    ),
+    "early stop": Case(
+        settings={"max_steps": 12, "eval_interval_steps": 1, "early_stop_evals": 3, "early_stop_delta": 100.0}
+    ),
+    "several labels": Case(
+        model="mlp",
+        settings={
+            "task": "multilabel",
+            "task_options": {},
+            "class_weights": "balanced",
+            "metrics": "roc_auc,average_precision",
+        },
+    ),
+    "tags": Case(model="gpt2", settings={"task": "tag"}),
     "plain batch norm": Case(model="resnet18", effective=70, settings={}),  # never a row alone
     "clocks": Case(settings={"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100}),
     "seconds": Case(
@@ -214,7 +236,14 @@ def data_of(case: Case) -> TrainingData:
     """What `case` trains on; a model is simulated once, for all cases that build the same one."""
     config = config_of(case)
     key = repr(
-        (config.model, sorted(config.model_options.items()), config.grad_checkpoint, config.seed, case.side)
+        (
+            config.model,
+            config.task,
+            sorted(config.model_options.items()),
+            config.grad_checkpoint,
+            config.seed,
+            case.side,
+        )
     )
     if key not in _DATA:
         example = examples().get(case.model)
@@ -236,6 +265,10 @@ def with_dropout(config: Config, spec: Spec, *, rate: float) -> nn.Module:
 
 
 def _noise(config: Config, side: int) -> TrainingData:
+    if config.task == "tag":
+        return random_tags(config, train=TRAIN_SIZE, test=TEST_SIZE)
+    if config.task == "multilabel":
+        return random_table(config, train=TRAIN_SIZE, test=TEST_SIZE)
     if config.model == "mlp":
         random = np.random.default_rng(0)
         parts = [

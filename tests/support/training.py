@@ -6,7 +6,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from train.build import make_job
 from train.job import Job, Progress
 from train.loop import train
 from train.record import Record
-from train.tasks.base import Forward, Sums, Task
+from train.tasks.base import Forward, HasRowFigures, Sums, Task
 from train.training_data import TrainingData, make_training_data
 
 CLASSES = 10
@@ -162,6 +162,9 @@ class Wrapped:
 
     def score(self, evaluation: Mapping[str, float]) -> float:
         return self.task.score(evaluation)
+
+    def row_figures(self, *rows: Tensor) -> dict[str, float]:
+        return cast(HasRowFigures, self.task).row_figures(*rows)
 
 
 def small_job(

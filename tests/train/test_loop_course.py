@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.support.training import (
     small_job,
     small_plan,
 )
-from train.job import Job, Progress
+from train.job import Job, Progress, early_stop
 from train.loop import load_state_dict, state_dict, train
 from train.signals import Stopped
 from train.tasks.base import Forward, Sums, Task
@@ -273,3 +274,80 @@ def test_a_checkpoint_with_former_names_of_fields_is_resumed() -> None:
     state = state_dict(job, Progress(step=3, evaluation_pending=True))
     state["progress"]["owes_evaluation"] = state["progress"].pop("evaluation_pending")
     assert load_state_dict(job, state) == Progress(step=3, evaluation_pending=True)
+
+
+class Losses(Wrapped):
+    """A task whose evaluations have these losses, with the accuracy 1 - loss."""
+
+    left: Iterator[float]
+
+    def report(self, means: Any) -> dict[str, float]:
+        loss = next(self.left)
+        return {"samples": means["count"], "loss": loss, "accuracy": 1 - loss}
+
+
+def with_losses(*losses: float) -> Any:
+    def wrapped(task: Task) -> Losses:
+        made = Losses(task)
+        made.left = iter(losses)
+        return made
+
+    return wrapped
+
+
+COURSE = (0.9, 0.5, 0.45, 0.42, 0.6, 0.3, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        ({"early_stop_evals": 0}, 7),
+        ({"early_stop_evals": 1}, 5),  # 0.6 is the first that is no better
+        ({"early_stop_evals": 2}, 7),
+        ({"early_stop_evals": 2, "early_stop_delta": 0.1}, 4),  # after 0.5 neither by more than 0.1
+        ({"early_stop_evals": 3, "early_stop_delta": 0.1}, 5),
+        ({"early_stop_evals": 1, "best_metric": "loss"}, 5),
+        ({"early_stop_evals": 1, "best_metric": "accuracy", "early_stop_delta": 0.3}, 3),
+    ],
+)
+def test_a_run_that_gets_no_better_ends(options: dict[str, Any], ends: int) -> None:
+    changes = {"max_steps": 7, "eval_interval_steps": 1, **options}
+    job, record = job_of(task=with_losses(*COURSE), **changes)
+    progress = Progress()
+    result = train(job, progress)
+    assert progress.step == ends and result["loss"] == COURSE[ends - 1]
+    assert record.saved[-1][0] == ends and bool(early_stop(job, progress)) == (ends < 7)
+    expected = f"stopped early at step {ends}: no better {options.get('best_metric', 'score')}"
+    assert early_stop(job, progress).startswith(expected if ends < 7 else "")
+    assert progress.best == pytest.approx(
+        -min(COURSE[:ends]) if options.get("best_metric") == "loss" else 1 - min(COURSE[:ends])
+    )
+
+
+def test_patience_survives_a_resume() -> None:
+    """Stopped after the first of two evaluations that are no better, the resumed run ends at the second."""
+    changes = {
+        "max_steps": 9,
+        "eval_interval_steps": 1,
+        "checkpoint_interval_steps": 1,
+        "early_stop_evals": 2,
+    }
+    job, record = job_of(task=with_losses(0.5, 0.6, 0.55, 0.1), **changes)
+    progress = Progress()
+    train(job, progress)
+    assert progress.step == 3
+    again, later = job_of(task=with_losses(0.55, 0.1), **changes)
+    resumed = load_state_dict(again, record.states[2])
+    assert (resumed.stale_evals, resumed.best_to_beat) == (1, 0.5)
+    train(again, resumed)
+    assert resumed.step == 3 and later.saved == [(3, False)]
+    done, _ = job_of(task=with_losses(0.55), **changes)
+    assert train(done, load_state_dict(done, record.states[3]))["loss"] == 0.55, "it is over already"
+
+
+def test_what_is_not_a_number_is_never_better() -> None:
+    changes = {"max_steps": 9, "eval_interval_steps": 1, "early_stop_evals": 2, "best_metric": "loss"}
+    job, _ = job_of(task=with_losses(float("nan"), float("nan"), 0.1), **changes)
+    progress = Progress()
+    train(job, progress)
+    assert progress.step == 2 and progress.best == -float("inf")

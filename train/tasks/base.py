@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy.typing as npt
 import torch
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from lib.config import Config
 from lib.data.loader import Batch
-from lib.data.types import Dataset, Spec
+from lib.data.types import ArrayPart, Dataset, Part, Spec
 from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.nn.model_code import load_model
 from lib.plan.types import WITHOUT_DOUBLE, Branch, Plan
-from lib.plugins import TASKS
+from lib.plugins import TASKS, meant
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 
@@ -29,7 +29,8 @@ class Sums:
 
     loss: Tensor  # scalar, differentiable in training
     count: Tensor | int  # number of summands; an int needs no synchronization with the device
-    metrics: Mapping[str, Tensor]  # further sums, without gradient
+    metrics: Mapping[str, Tensor]  # further sums of any shape, without gradient
+    rows: tuple[Tensor, ...] = ()  # of an evaluation, for `HasRowFigures`: (N, ...) each, weights last
 
 
 def count_of(batch: Batch) -> Tensor | int:
@@ -50,10 +51,11 @@ class Totals:
 
     def add(self, sums: Sums) -> None:
         """Add the sums of a micro-batch, detached, so that its graph is freed."""
-        self._parts.append(Sums(sums.loss.detach(), sums.count, sums.metrics))
+        rows = tuple(column.detach().cpu() for column in sums.rows)
+        self._parts.append(Sums(sums.loss.detach(), sums.count, sums.metrics, rows))
 
-    def means(self, backend: Backend) -> dict[str, float]:
-        """Return the means over all ranks, and the global count as "count"."""
+    def means(self, backend: Backend) -> dict[str, Any]:
+        """Return the means over all ranks, and the global count as "count"; arrays of sums that are some."""
         # Sums over an evaluation exceed the precision of float32, but some devices lack float64.
         dtype = torch.float32 if backend.kind in WITHOUT_DOUBLE else torch.float64
         first = self._parts[0]
@@ -65,10 +67,29 @@ class Totals:
             [part.loss for part in self._parts],
             *([part.metrics[name] for part in self._parts] for name in names[1:]),
         ]
-        packed = torch.stack([torch.stack(column).to(dtype).sum() for column in columns])
+        sums = [torch.stack(column).to(dtype).sum(dim=0) for column in columns]
+        packed = torch.cat([each.flatten() for each in sums])
         backend.all_reduce_sum(packed)
-        total, *sums = packed.tolist()
-        return {"count": total} | {name: value / total for name, value in zip(names, sums, strict=True)}
+        parts = torch.split(packed.cpu().double(), [each.numel() for each in sums])
+        total, *reduced = (part.view(each.shape) for part, each in zip(parts, sums, strict=True))
+        means = {name: value / total for name, value in zip(names, reduced, strict=True)}
+        scalars = {name: value if value.dim() else value.item() for name, value in means.items()}
+        return {"count": total.item(), **scalars}
+
+    def rows(self, backend: Backend) -> tuple[Tensor, ...] | None:
+        """Gather `Sums.rows` of all ranks to rank 0, in the order of the evaluation part, without padding.
+
+        Collective; empty on other ranks. None where the task asks for no rows. Every rank has equally many
+        batches of one size, and the ranks take turns (`EvalLoader.batches`).
+        """
+        if not self._parts[0].rows:
+            return None
+        gathered = [
+            torch.stack(ranks, dim=1).flatten(0, 2)
+            for column in zip(*(part.rows for part in self._parts), strict=True)
+            if (ranks := backend.gather(torch.stack(column)))
+        ]
+        return tuple(column[gathered[-1] > 0] for column in gathered[:-1])
 
 
 class Task(Protocol):
@@ -82,8 +103,8 @@ class Task(Protocol):
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         """Return the loss without regularisation; rows are weighted by `batch.weights`."""
 
-    def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the figures of an evaluation from its means; "count" comes first, named by its unit."""
+    def report(self, means: Mapping[str, Any]) -> dict[str, float]:
+        """Return the figures of an evaluation from `Totals.means`; "count" comes first, named by its unit."""
 
     def score(self, evaluation: Mapping[str, float]) -> float:
         """Return the score of a `report`; larger is better."""
@@ -115,6 +136,33 @@ class Carries(Protocol):
     @property
     def carry(self) -> Carry:
         """State of the rows."""
+
+
+class HasRowFigures(Protocol):
+    """A task with figures that are no function of sums, such as the area under a curve."""
+
+    def row_figures(self, *rows: Tensor) -> dict[str, float]:
+        """Return figures of the evaluation part from its `Sums.rows`, in its order; called on one rank."""
+
+
+@runtime_checkable
+class SeesTraining(Protocol):
+    """A task that depends on the training part, such as on how often each class occurs."""
+
+    def see_training(self, part: Part) -> None:
+        """Take what is needed of the training part. Of metadata all targets are 0."""
+
+
+class Figures(NamedTuple):
+    """Names of the figures of a task, as its optional definition `figures(options, spec)` returns them.
+
+    always: of `Task.report`. requested: those that CONFIG_METRICS can add. by_rows: those of them that come
+    from `HasRowFigures`, so that CONFIG_EVAL_ROWS_MAX limits the evaluation part.
+    """
+
+    always: tuple[str, ...]
+    requested: tuple[str, ...] = ()
+    by_rows: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -150,12 +198,21 @@ def load_task(config: Config) -> TaskModule:
     return cast(TaskModule, TASKS.load(config.task))
 
 
-def make_task(config: Config, spec: Spec, *, prepared: Any = None) -> Task:
-    """Build the configured task. prepared: from `Prepared.load`, for a task with a preparation."""
+def make_task(config: Config, spec: Spec, *, prepared: Any = None, train: Part | None = None) -> Task:
+    """Build the configured task. Raises ConfigError for options that it refuses.
+
+    prepared: from `Prepared.load`, for a task with a preparation. train: the training part.
+    """
     module = load_task(config)
-    options = TASKS.options(config.task, config.task_options)
     given = {} if preparation_of(config) is None else {"prepared": prepared}
-    return module.build(options, spec, config=config, **given)
+    task = module.build(_options(config), spec, config=config, **given)
+    if train is not None and isinstance(task, SeesTraining):
+        task.see_training(train)
+    return task
+
+
+def _options(config: Config) -> Any:
+    return TASKS.options(config.task, config.task_options)
 
 
 def _optional(config: Config, name: str) -> Callable[..., Any] | None:
@@ -223,6 +280,48 @@ def answers_of(config: Config) -> Answers:
     return Answers(postprocess, predictions)
 
 
+def figures_of(config: Config, spec: Spec) -> Figures:
+    """Return the names of the figures that the task reports; by default only the loss is known."""
+    figures = _optional(config, "figures")
+    return Figures(("loss",)) if figures is None else figures(_options(config), spec)
+
+
+def requested_metrics(config: Config) -> tuple[str, ...]:
+    """Return the names in CONFIG_METRICS."""
+    return tuple(dict.fromkeys(config.evaluation.metrics.replace(",", " ").split()))
+
+
+def check_figures(config: Config, dataset: Dataset) -> None:
+    """Raise ConfigError for a metric that the task does not report, or that cannot be had of `dataset`."""
+    known = figures_of(config, dataset.spec)
+    metrics, best = requested_metrics(config), config.evaluation.best_metric
+    reported = (*known.always, *metrics)
+    for symbol, name, names in (
+        *(("METRICS", name, known.requested) for name in metrics),
+        *(("BEST_METRIC", name, reported) for name in (best,) if name),
+    ):
+        if name not in names:
+            add = f"name it in CONFIG_METRICS, too: {','.join((*metrics, name))}"
+            none = "leave it empty: there are none"
+            todo = add if name in known.requested else meant(name, names) if names else none
+            raise ConfigError(f"CONFIG_{symbol}: {config.task} does not report {name!r}", todo=todo)
+    by_rows, most = [name for name in metrics if name in known.by_rows], config.evaluation.eval_rows_max
+    if by_rows and dataset.test.size > most:
+        raise ConfigError(
+            f"CONFIG_METRICS: {by_rows[0]} keeps the outputs of all {dataset.test.size:,} evaluation samples",
+            why=f"CONFIG_EVAL_ROWS_MAX={most}",
+            todo="raise that if they fit into main memory, or ask for other metrics",
+        )
+    if "roc_auc" in by_rows and isinstance(dataset.test, ArrayPart) and dataset.test.targets.strides[0]:
+        targets = dataset.test.sample_targets  # not those of metadata, which are one zero
+        if (targets == targets[:1]).all():
+            raise ConfigError(
+                "CONFIG_METRICS: roc_auc needs more than one class",
+                why=f"all {len(targets):,} evaluation samples have the same targets",
+                todo="evaluate on other samples, or ask for other metrics",
+            )
+
+
 def check_options(config: Config) -> None:
     """Raise ConfigError if a symbol of the task is hidden because the model's Kconfig does not select it."""
     hidden = [name for name, value in config.task_options.items() if value is None]
@@ -233,14 +332,15 @@ def check_options(config: Config) -> None:
         )
 
 
-def refuse_label_smoothing(config: Config, predicts: str) -> None:
-    """Raise ConfigError if label smoothing is requested of a task without labels."""
+def refuse_label_smoothing(config: Config, predicts: str, *, weights: bool = False) -> None:
+    """Raise ConfigError for label smoothing and class weights, unless the task has `weights`."""
     if config.label_smoothing:
-        raise ConfigError(
-            f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
-            why=f"{config.model} predicts {predicts}",
-            todo="leave it at 0",
-        )
+        given, todo = f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is", "leave it at 0"
+    elif config.class_weights and not weights:
+        given, todo = f"CONFIG_CLASS_WEIGHTS={config.class_weights} are", "leave it empty"
+    else:
+        return
+    raise ConfigError(f"{given} for labels", why=f"{config.model} predicts {predicts}", todo=todo)
 
 
 def no_logits(returned: Any, before: tuple[int, ...], classes: int) -> str:

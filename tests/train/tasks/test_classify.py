@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from lib.data.loader import Batch
+from lib.data.types import ArrayPart
 from train.tasks.classify.task import Classify
 
 ROWS, CLASSES = 7, 5
@@ -73,3 +75,28 @@ def test_softmax_is_never_taken_in_half_precision(dtype: torch.dtype) -> None:
     assert found.loss.dtype == torch.float32 and torch.equal(found.loss, expected.loss)
     weighted = Classify(label_smoothing=0.1).evaluation(same, batch_of(logits_NK, [1.0] * ROWS))
     assert weighted.loss.dtype == torch.float32
+
+
+def test_class_weights_weigh_loss_and_count() -> None:
+    """As torch's weighted mean, with smoothing too; the accuracy of an evaluation weighs samples alike."""
+    weights_K, batch = torch.tensor([1.0, 2.0, 0.5, 3.0, 0.25]).double(), batch_of(random_logits())
+    task = Classify(label_smoothing=0.2, class_weights=weights_K.tolist(), classes=CLASSES)
+    sums = task.training(same, batch)
+    mean = torch.nn.CrossEntropyLoss(weights_K, label_smoothing=0.2)(batch.inputs, batch.targets)
+    assert float(sums.loss / sums.count) == pytest.approx(float(mean), rel=1e-12)
+    right_N = batch.inputs.argmax(dim=1) == batch.targets
+    own_N = weights_K[batch.targets]
+    assert {n: float(v) for n, v in sums.metrics.items()} == {
+        "weighted_accuracy": float((right_N * own_N).sum())
+    }
+    padded = task.evaluation(same, batch_of(random_logits(), [1.0] * 4 + [0.0] * 3))
+    means = {name: float(value / padded.count) for name, value in padded.metrics.items()}
+    found = task.report({"count": float(padded.count), "loss": 1.0, **means})
+    assert found == {"samples": 4, "loss": 1.0, "accuracy": pytest.approx(float(right_N[:4].sum() / 4))}
+
+
+def test_balanced_weights_are_those_of_the_rows_that_are_trained_on() -> None:
+    part = ArrayPart(np.zeros((6, 3), np.float32), np.array([0, 0, 0, 1, 2, 2]), rows=np.arange(4))
+    task = Classify(class_weights=None, classes=3)
+    task.see_training(part)
+    assert task.class_weights == pytest.approx([4 / (3 * 3), 4 / 3, 4 / 3])

@@ -25,7 +25,7 @@ from lib.data.loader import Batch
 from lib.data.types import Dataset, Spec
 from lib.nn import IGNORED
 from lib.nn.precision import full_precision
-from train.tasks.base import Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
+from train.tasks.base import Figures, Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
 from train.tasks.bridge.frozen import Copies, FrozenLM, FrozenPair
 from train.tasks.bridge.pretrain import frozen_sources
 
@@ -49,6 +49,11 @@ def build(options: Options, spec: Spec, *, config: Config, prepared: tuple[Copie
     assert isinstance(spec, AnswerSpec) and prepared is not None
     refuse_label_smoothing(config, "tokens")
     return Bridge(spec, prepared, first_token_weight=options.first_token_weight)
+
+
+def figures(_: Options, __: Spec) -> Figures:
+    """Return the names of the figures."""
+    return Figures(("loss", *(f"{kind}_{name}" for kind in KINDS for name in NAMES)))
 
 
 def prepare(

@@ -8,23 +8,70 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lib.config import Config
 from lib.data.loader import Batch
-from lib.data.types import LABELLED, Labelled, Spec
+from lib.data.types import LABELLED, ArrayPart, Labelled, Part, Spec
+from lib.errors import ConfigError
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Columns, Forward, Sums, count_of, no_logits, weighted_sum
+from train.tasks.base import (
+    Columns,
+    Figures,
+    Forward,
+    Sums,
+    count_of,
+    no_logits,
+    requested_metrics,
+    weighted_sum,
+)
 
 DATA = ("images, texts or tables with labels", LABELLED)
+BY_ROWS = ("roc_auc", "average_precision")
+REQUESTED = ("top5_accuracy", "macro_f1", "calibration_error", *BY_ROWS)
 
 
 def build(_: Options, spec: Spec, *, config: Config) -> Classify:
-    """Return the task."""
+    """Return the task. Raises ConfigError for class weights that do not fit the classes."""
     assert isinstance(spec, DATA[1])
-    return Classify(label_smoothing=config.label_smoothing)
+    return Classify(
+        label_smoothing=config.label_smoothing,
+        class_weights=class_weights(config, spec.classes),
+        classes=spec.classes,
+        metrics=requested_metrics(config),
+    )
+
+
+def figures(_: Options, spec: Spec) -> Figures:
+    """Return the names of the figures. Of five classes or fewer, one of the first five is always right."""
+    assert isinstance(spec, LABELLED)
+    return Figures(("loss", "accuracy"), REQUESTED[spec.classes <= 5 :], BY_ROWS)
+
+
+def class_weights(config: Config, classes: int) -> tuple[float, ...] | None:
+    """Return CONFIG_CLASS_WEIGHTS: () for none, None for balanced ones, which the training part decides.
+
+    Raises ConfigError unless they are positive numbers, one for each of `classes`.
+    """
+    text = config.class_weights
+    if text in ("", "balanced"):
+        return None if text else ()
+    try:
+        weights = tuple(map(float, text.split(",")))
+    except ValueError:
+        weights = (math.nan,)
+    if not all(0 < weight < math.inf for weight in weights):
+        what = 'is neither "balanced" nor positive numbers separated by commas'
+        raise ConfigError(f"CONFIG_CLASS_WEIGHTS={text} {what}", todo=f"give {classes} numbers")
+    if len(weights) != classes:
+        raise ConfigError(
+            f"CONFIG_CLASS_WEIGHTS={text} has {len(weights)} numbers for {classes} classes",
+            todo="give one for each, in the order of the labels",
+        )
+    return weights
 
 
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:
@@ -67,33 +114,82 @@ def predictions(
 
 
 class Classify:
-    """Cross-entropy with label smoothing (Szegedy et al. 2015, section 7)."""
+    """Cross-entropy with label smoothing (Szegedy et al. 2015, section 7) and class weights."""
 
     targets_per_sample = 1
 
-    def __init__(self, *, label_smoothing: float) -> None:
-        self.label_smoothing = label_smoothing
+    def __init__(
+        self,
+        *,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = (),
+        classes: int = 0,
+        metrics: Sequence[str] = (),
+    ) -> None:
+        """class_weights: of `classes`; () for 1, None for balanced ones. metrics: further ones to report."""
+        self.label_smoothing, self.class_weights, self.metrics = label_smoothing, class_weights, metrics
+        self._classes = classes
+
+    def see_training(self, part: Part) -> None:
+        """Balance the class weights: samples / (classes * samples of the class, at least 1)."""
+        if self.class_weights is None:
+            assert isinstance(part, ArrayPart)
+            counts = np.bincount(part.sample_targets, minlength=self._classes).clip(min=1)
+            self.class_weights = (part.size / (self._classes * counts)).tolist()
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        """Return the smoothed loss, and the number of correct predictions as "accuracy"."""
-        return self._scores(forward, batch, label_smoothing=self.label_smoothing)
+        """Return the smoothed loss, and the number of correct predictions as "accuracy".
+
+        With class weights the count is their sum, and "weighted_accuracy" the sum of those of correct ones.
+        """
+        return self._scores(full_precision(forward(batch.inputs)), batch, training=True)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
-        """Return the weighted loss and accuracy without label smoothing."""
-        return self._scores(forward, batch, label_smoothing=0.0)
-
-    @staticmethod
-    def _scores(forward: Forward, batch: Batch, *, label_smoothing: float) -> Sums:
+        """Return the weighted loss and accuracy without label smoothing, and sums of further metrics."""
         logits_NK = full_precision(forward(batch.inputs))
-        # Without weights the sum is one kernel.
-        reduction = "sum" if batch.weights is None else "none"
-        loss = F.cross_entropy(logits_NK, batch.targets, reduction=reduction, label_smoothing=label_smoothing)
-        correct_N = logits_NK.argmax(dim=1) == batch.targets
-        return Sums(weighted_sum(loss, batch), count_of(batch), {"accuracy": weighted_sum(correct_N, batch)})
+        sums = self._scores(logits_NK, batch, training=False)
+        if not self.metrics:
+            return sums
+        from train.tasks.metrics import with_metrics  # few runs ask for more
 
-    def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return samples, loss and accuracy."""
-        return {"samples": means["count"], "loss": means["loss"], "accuracy": means["accuracy"]}
+        return with_metrics(sums, self.metrics, logits_NK, batch)
+
+    def _scores(self, logits_NK: Tensor, batch: Batch, *, training: bool) -> Sums:
+        smoothing = self.label_smoothing if training else 0.0
+        weights_K = logits_NK.new_tensor(self.class_weights) if self.class_weights else None
+        # Without weights the sum is one kernel.
+        reduction = "sum" if batch.weights is None and weights_K is None else "none"
+        loss = F.cross_entropy(
+            logits_NK, batch.targets, weights_K, reduction=reduction, label_smoothing=smoothing
+        )
+        right_N = logits_NK.argmax(dim=1) == batch.targets
+        right, count = weighted_sum(right_N, batch), count_of(batch)
+        if weights_K is None:
+            return Sums(weighted_sum(loss, batch), count, {"accuracy": right})
+        weights_N = weights_K[batch.targets]
+        found = {"accuracy": right, "samples": torch.as_tensor(count, device=loss.device)}
+        if training:
+            found = {"weighted_accuracy": weighted_sum(right_N * weights_N, batch)}
+        return Sums(weighted_sum(loss, batch), weighted_sum(weights_N, batch), found)
+
+    def report(self, means: Mapping[str, Any]) -> dict[str, float]:
+        """Return samples, loss and accuracy, and the requested metrics that are sums."""
+        # All are means over the count, which is that of samples unless they are weighted.
+        samples = means.get("samples", 1.0)
+        found = {"samples": float(round(means["count"] * samples)), "loss": means["loss"]}
+        found["accuracy"] = means["accuracy"] / samples
+        if not self.metrics:
+            return found
+        from train.tasks.metrics import reported
+
+        means = {name: value / samples for name, value in means.items()}
+        return found | reported(means, self.metrics)
+
+    def row_figures(self, *rows: Tensor) -> dict[str, float]:
+        """Return the requested metrics that need all rows."""
+        from train.tasks.metrics import row_figures
+
+        return row_figures(self.metrics, *rows)
 
     def score(self, evaluation: Mapping[str, float]) -> float:
         """Return the accuracy."""

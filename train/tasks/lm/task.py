@@ -20,7 +20,7 @@ from lib.nn.cross_entropy import cross_entropy
 from lib.nn.model_code import load_model
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Columns, Forward, Sums, Task, no_logits, refuse_label_smoothing
+from train.tasks.base import Columns, Figures, Forward, Sums, Task, no_logits, refuse_label_smoothing
 from train.tasks.classify import task as classify
 
 DATA = ("a text, or images, texts or tables with labels", (TextSpec, *LABELLED))
@@ -34,6 +34,13 @@ def build(options: Options, spec: Spec, *, config: Config) -> Task:
     chunked = config.chunked_cross_entropy
     takes_targets = chunked and vars(load_model(config.model)).get("TAKES_TARGETS", False)
     return LanguageModel(spec, chunked=chunked, takes_targets=takes_targets)
+
+
+def figures(options: Options, spec: Spec) -> Figures:
+    """Return the names of the figures."""
+    if not isinstance(spec, TextSpec):
+        return classify.figures(options, spec)
+    return Figures(("loss", "perplexity", *(("bits_per_byte",) if spec.validation_bytes is not None else ())))
 
 
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:

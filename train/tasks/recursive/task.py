@@ -25,7 +25,15 @@ from lib.devices.base import Backend
 from lib.nn import IGNORED
 from lib.nn.cross_entropy import stablemax_cross_entropy
 from lib.rng import key, mix
-from train.tasks.base import Forward, Sums, count_of, no_logits, refuse_label_smoothing, weighted_sum
+from train.tasks.base import (
+    Figures,
+    Forward,
+    Sums,
+    count_of,
+    no_logits,
+    refuse_label_smoothing,
+    weighted_sum,
+)
 
 DATA = ("puzzles", (PuzzleSpec,))
 SELECTS = "MODEL_LEARNS_RECURSIVELY"
@@ -71,6 +79,13 @@ def naive_loss(spec: Spec) -> float:
     """Return the loss of a uniform guess of each cell with the initial halting logit."""
     assert isinstance(spec, PuzzleSpec)
     return math.log(spec.vocab_size) + HALT_WEIGHT * math.log1p(math.exp(FIRST_HALT))
+
+
+def figures(options: Options, _: Spec) -> Figures:
+    """Return the names of the figures."""
+    last, steps = options.eval_steps, range(1, options.eval_steps + 1)
+    after = (f"exact_after_{step}" for step in steps if step & (step - 1) == 0 or step == last)
+    return Figures(("loss", "accuracy", "exact_accuracy", *after))
 
 
 def to_measure(options: Mapping[str, Any]) -> dict[str, Any]:

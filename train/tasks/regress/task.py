@@ -19,7 +19,7 @@ from lib.data.loader import Batch
 from lib.data.types import Spec, TableSpec
 from lib.errors import ConfigError
 from lib.nn.precision import full_precision
-from train.tasks.base import Columns, Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
+from train.tasks.base import Columns, Figures, Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
 
 SELECTS = "MODEL_PREDICTS_ROWS"
 DATA = ("a table with numbers to predict", (TableSpec,))
@@ -39,6 +39,14 @@ def build(options: Options, spec: Spec, *, config: Config) -> Regress:
     assert isinstance(spec, TableSpec)
     refuse_label_smoothing(config, "numbers")
     return Regress(options, spec)
+
+
+def figures(_: Options, spec: Spec) -> Figures:
+    """Return the names of the figures: of several targets those of each, too."""
+    assert isinstance(spec, TableSpec)
+    names = [column.name for column in spec.targets]
+    of_each = [f"{kind}_{name}" for name in names for kind in ("r2", "mae", "rmse")]
+    return Figures(("loss", "r2", *(of_each if len(names) > 1 else ("mae", "rmse"))))
 
 
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:

@@ -6,7 +6,6 @@ hash of their text, so that the same rows are chosen on every machine, in whatev
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +15,8 @@ import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.tabular.table_files import Table, read_table
-from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableSpec
+from lib.data.subset import held_out_by_hash
+from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
 from lib.errors import ConfigError, DataError
 from lib.plugins import meant
 
@@ -33,7 +33,7 @@ class Options:
     validation_pct: int | None  # these two are None where it is not
     group: str | None
     targets: str
-    target: Literal["numbers", "classes"]
+    target: Literal["numbers", "classes", "labels"]
     inputs: str
     categories: str
     missing: Literal["error", "mean", "drop"]
@@ -97,7 +97,7 @@ def _schema(options: Options, table: Table) -> _Schema:
     if options.target == "classes" and len(targets) > 1:
         raise ConfigError(
             f"CONFIG_TABULAR_TARGETS names {len(targets)} columns, and only one can have classes",
-            todo="name one, or set CONFIG_TABULAR_TARGET_NUMBERS=y",
+            todo="name one, or set CONFIG_TABULAR_TARGET_NUMBERS=y or CONFIG_TABULAR_TARGET_LABELS=y",
         )
     return _Schema(targets, inputs)
 
@@ -121,14 +121,7 @@ def _held_out(options: Options, table: Table) -> npt.NDArray[np.bool_]:
     """Return which rows are for validation (N,)."""
     assert options.validation_pct is not None
     keys = [table.columns[options.group]] if options.group else [*table.columns.values()]
-    limit = options.validation_pct / 100 * 2**64
-    return np.array(
-        [
-            int.from_bytes(hashlib.sha256("\x1f".join(row).encode()).digest()[:8], "big") < limit
-            for row in zip(*keys, strict=True)
-        ],
-        np.bool_,
-    )
+    return held_out_by_hash(map("\x1f".join, zip(*keys, strict=True)), options.validation_pct)
 
 
 def _complete(
@@ -210,15 +203,30 @@ def _normalised(column: Column, table: Table, rows: npt.NDArray[np.int64]) -> np
     return column.normalised(values[rows])[:, None]
 
 
+def _flags(table: Table, rows: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.float32]:
+    """Return a column of zeros and ones (N,). Raises ConfigError for anything else."""
+    for row in rows.tolist():
+        if (text := table.columns[name][row]) not in ("0", "1", "0.0", "1.0", "False", "True"):
+            raise ConfigError(
+                f"{table.file}: column {name!r} has {text!r} in {table.row(row)}, not 0 or 1",
+                todo="mend it, or set CONFIG_TABULAR_TARGET_CLASSES=y or CONFIG_TABULAR_TARGET_NUMBERS=y",
+            )
+    return np.array([table.columns[name][row][0] in "1T" for row in rows.tolist()], np.float32)
+
+
 def _targets(
     options: Options,
     columns: tuple[Column, ...],
     schema: _Schema,
     tables: Sequence[Table],
     rows: Sequence[npt.NDArray[np.int64]],
-) -> tuple[TableSpec | TableClassSpec, list[npt.NDArray[np.generic]], tuple[str, ...]]:
+) -> tuple[TableSpec | TableClassSpec | TableLabelsSpec, list[npt.NDArray[np.generic]], tuple[str, ...]]:
     """Return the spec, the targets of both parts, and the names of the classes."""
     pairs = [*zip(tables, rows, strict=True)]
+    if options.target == "labels":
+        labels = [np.stack([_flags(*pair, name) for name in schema.targets], axis=1) for pair in pairs]
+        spec = TableLabelsSpec(name="tabular", columns=columns, classes=len(schema.targets))
+        return spec, [*labels], tuple(schema.targets)
     if options.target == "numbers":
         known = []
         for name in schema.targets:

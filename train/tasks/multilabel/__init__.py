@@ -1,0 +1,1 @@
+"""Task: any number of labels per sample."""
