@@ -280,9 +280,10 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         record.console.write_log(plain_text(planned.plan))
         if interrupted is not None:
             # The configuration may have changed where that is allowed, such as the number of devices.
-            requested = _configuration_files(planned) | _environment_files(planned)
+            environment = _environment_files(planned)
             if digest := stored_digest(run):  # the file may be another one by now
-                requested["env"]["initial_weights"] = digest
+                environment["env"]["initial_weights"] = digest
+            requested = _configuration_files(planned) | environment
             if run.identity != identity(planned.request.resolved.in_effect):
                 del requested["values"]  # the identity of an older version is the hash of the stored values
             for name, content in requested.items():

@@ -63,7 +63,7 @@ def facts_of(restored: Restored, *, layout: str, difference: float | None) -> di
         "data": _PATH.sub(r"\1", dataset.source),
         "evaluation": _evaluation(restored),
         "evaluated_on": evaluation_part(job.config, dataset),
-        "base_model": Path(job.config.initial_weights).name if job.config.initial_weights else None,
+        "base_model": Path(job.config.weights.initial_weights).name or None,
         "license": UNKNOWN,
         "trained_in": job.plan.precision,
         "largest_difference": difference,

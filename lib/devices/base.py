@@ -217,8 +217,8 @@ class DistributedBackend(Backend):
 
     def backward(self, loss: Tensor, gradient: Tensor, *, last: bool) -> None:
         """Run a backward pass; time how long the last one of a step waits for DDP's reduction."""
-        timed = last and self._gradient_wait is not None
-        with self._gradient_wait.after(loss) if timed else contextlib.nullcontext():
+        wait = self._gradient_wait if last else None
+        with contextlib.nullcontext() if wait is None else wait.after(loss):
             super().backward(loss, gradient, last=last)
 
     def waited_seconds(self) -> dict[str, float]:

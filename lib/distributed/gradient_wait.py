@@ -33,7 +33,7 @@ class GradientWait:
 
         # Callbacks of a backward pass run in order at its end; DDP queues its wait with the last gradient.
         queue = torch.autograd.Variable._execution_engine.queue_callback
-        handle = loss.register_hook(lambda _: queue(mark))
+        handle = loss.register_hook(lambda _: queue(mark))  # type: ignore[no-untyped-call]
         yield
         handle.remove()
         mark()
@@ -45,13 +45,13 @@ class GradientWait:
 
     def seconds(self) -> float:
         """Return the seconds so far, on a GPU those of steps that it has ended."""
-        while self._open and self._open[0][1].query():
+        while self._open and self._open[0][1].query():  # type: ignore[no-untyped-call]
             begin, end = self._open.popleft()
             self._seconds += begin.elapsed_time(end) / 1e3
         return self._seconds
 
 
 def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

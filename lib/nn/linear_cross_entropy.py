@@ -45,7 +45,8 @@ def chunk_rows(rows: int, width: int, *, classes: int) -> int:
     """
     wanted = round(math.log2(max(1.0, classes / (2 * width))))
     possible = math.floor(math.log2(max(1, rows // _ROWS)))
-    return max(1, -(-rows // 2 ** min(wanted, possible)))
+    chunks: int = 2 ** min(wanted, possible)
+    return max(1, -(-rows // chunks))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -70,7 +71,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias_V = torch.zeros_like(bias_V) if bias_V is not None and for_bias else None
         losses: list[Tensor] = []
         for number, (x_RC, column_R1, counted_R1) in enumerate(
-            zip(x_NC.split(step), column_N1.split(step), counted_N1.split(step), strict=True)
+            zip(*(torch.split(each, step) for each in (x_NC, column_N1, counted_N1)), strict=True)
         ):
             logits_RV = F.linear(x_RC, product_VC, bias)
             losses += _losses(logits_RV, column_R1, classes, gradient=any(wanted))
@@ -104,7 +105,7 @@ def _losses(logits_RV: Tensor, column_R1: Tensor, classes: int, *, gradient: boo
         logits_RV = logits_RV[:, :classes]
     # Parts fit the cache of a CPU; on other devices it is all rows at once.
     step = max(1, CPU_ELEMENTS // columns) if kernels_for(logits_RV) == "cpu" else len(logits_RV)
-    parts = list(zip(logits_RV.split(step), column_R1.split(step), strict=True))
+    parts = list(zip(torch.split(logits_RV, step), torch.split(column_R1, step), strict=True))
     for part_SV, column_S1 in parts[:2] if simulated() else parts:  # others reuse the memory of these
         logs_SV = F.log_softmax(part_SV.to(exact), dim=1)
         logs_S1 = logs_SV.gather(1, column_S1)

@@ -201,7 +201,7 @@ def freeze(model: nn.Module, patterns: str) -> None:
     for name, norm in norms.items():
         own = [weight.requires_grad for weight in norm.parameters()]
         if not any(own) if own else name in named:
-            norm.__class__ = _frozen(type(norm))
+            norm.__class__ = _frozen(type(norm))  # type: ignore[arg-type]  # classes are hashable
             norm.eval()
     if not any(weight.requires_grad for weight in weights.values()):
         why = f"{patterns} matches all {len(weights)} weights"
