@@ -1,4 +1,4 @@
-"""Write a small folder of images to train on: `python -m scripts.sample_images DIRECTORY`.
+"""Write a small folder of images: `python -m scripts.sample_images DIRECTORY`.
 
 Synthetic scenes by the shape in them: five classes, 40 images of each in train/ and 80 in val/.
 """

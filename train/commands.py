@@ -134,8 +134,9 @@ def _configuration_files(planned: PlannedRun) -> dict[str, str | dict[str, Any]]
     }
 
 
-def _environment_files(planned: PlannedRun) -> dict[str, dict[str, Any]]:
-    digest = initial_digest(planned.request.resolved.in_effect)
+def _environment_files(planned: PlannedRun, known: str | None = None) -> dict[str, dict[str, Any]]:
+    """known: SHA-256 of the initial weights, where the run has stored it: by now they may be others."""
+    digest = known or initial_digest(planned.request.resolved.in_effect)
     env = environment() | ({"initial_weights": digest} if digest else {})
     return {"plan": planned.plan.to_json(), "hardware": planned.hardware.to_json(), "env": env}
 
@@ -280,10 +281,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         record.console.write_log(plain_text(planned.plan))
         if interrupted is not None:
             # The configuration may have changed where that is allowed, such as the number of devices.
-            environment = _environment_files(planned)
-            if digest := stored_digest(run):  # the file may be another one by now
-                environment["env"]["initial_weights"] = digest
-            requested = _configuration_files(planned) | environment
+            requested = _configuration_files(planned) | _environment_files(planned, stored_digest(run))
             if run.identity != identity(planned.request.resolved.in_effect):
                 del requested["values"]  # the identity of an older version is the hash of the stored values
             for name, content in requested.items():

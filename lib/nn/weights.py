@@ -201,7 +201,8 @@ def freeze(model: nn.Module, patterns: str) -> None:
     for name, norm in norms.items():
         own = [weight.requires_grad for weight in norm.parameters()]
         if not any(own) if own else name in named:
-            norm.__class__ = _frozen(type(norm))  # type: ignore[arg-type]  # classes are hashable
+            kind: Any = type(norm)
+            norm.__class__ = _frozen(kind)
             norm.eval()
     if not any(weight.requires_grad for weight in weights.values()):
         why = f"{patterns} matches all {len(weights)} weights"
@@ -209,5 +210,5 @@ def freeze(model: nn.Module, patterns: str) -> None:
 
 
 @functools.cache
-def _frozen(kind: type[_BatchNorm]) -> Any:
+def _frozen(kind: Any) -> Any:
     return type(f"Frozen{kind.__name__}", (FrozenNorm, kind), {})

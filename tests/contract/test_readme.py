@@ -36,7 +36,15 @@ NEW_MODEL = "tests/contract/test_scaffold.py::test_a_new_model_passes_the_tests_
 NEW_DATA = "tests/contract/test_scaffold.py::test_a_new_data_set_trains_at_once"
 NEW_TASK = "tests/contract/test_scaffold.py::test_a_model_of_a_new_task_trains_at_once"
 SETTINGS = "tests/contract/test_docs.py::test_the_settings_of_a_tutorial_are_possible"
+FINE_TUNED = "tests/e2e/test_finetune.py::test_a_run_is_fine_tuned_on_a_folder_of_images"
 COMMANDS = {
+    "make train-pretrain-resnet": FINE_TUNED,
+    ".venv/bin/python -m scripts.sample_images data/shapes": FINE_TUNED,
+    "make train-finetune-resnet": FINE_TUNED,
+    "make train-finetune-resnet CONFIG_INITIAL_WEIGHTS= CONFIG_RESET_HEAD=n CONFIG_FREEZE= "
+    "CONFIG_LAYER_DECAY=1.0": FINE_TUNED,
+    "make defconfig-finetune-resnet": RUN,
+    "make setconfig SET=\"FREEZE='stem stages.0' LAYER_DECAY=0.7\"": SETTINGS,
     "make defconfig-lenet5 && make train": END_TO_END,
     "make runs": RUN,
     "make ab A=lenet5 B=lenet5+bf16": DRY,

@@ -103,3 +103,74 @@ def test_fused_steps_in_fp64_follow_the_plain_formula(name: str) -> None:
 
     for a, b in zip(weights_after_3_steps(fused=True), weights_after_3_steps(fused=False), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+
+
+class Deep(nn.Module):
+    """A stem, two blocks, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(2, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2))
+        self.inner = nn.ModuleList([Block(), Block()])
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        return [self.inner[0].one.weight, self.inner[1].one.weight]  # type: ignore[union-attr, list-item]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(4, 4)
+
+
+def rates(model: nn.Module, rule: torch.optim.Optimizer) -> dict[str, float]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {names[id(each)]: group["lr"] for group in rule.param_groups for each in group["params"]}
+    assert found.keys() == set(names.values())
+    return {name: round(rate, 6) for name, rate in found.items()}
+
+
+MUON = ASKED["adam"] | {"momentum": 0.9, "muon_learning_rate": 0.01}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_each_block_has_a_part_of_the_rate_of_the_next(name: str) -> None:
+    model, own = Deep(), MUON if name == "muon" else ASKED[name]
+    common = {"learning_rate": 0.1, "weight_decay": 0.2, "layer_decay": 0.5}
+    rule = make_optimizer(model, name=name, **common | own)  # type: ignore[arg-type]
+    found = rates(model, rule)
+    top = {"inner.0.one.weight": 0.01, "inner.1.one.weight": 0.01} if name == "muon" else {}
+    below = {"stem": 3, "blocks": 3, "inner.0": 2, "inner.1": 1, "norm": 0, "head": 0}
+    for parameter, rate in found.items():
+        steps = next(steps for part, steps in below.items() if parameter.startswith(f"{part}."))
+        assert rate == pytest.approx(top.get(parameter, 0.1) * 0.5**steps), parameter
+    assert rule.param_groups[0]["lr"] == 0.1, "the rate that is logged"
+    assert {group["peak_lr"] for group in rule.param_groups} == {group["lr"] for group in rule.param_groups}
+    decays = {
+        parameter.dim() >= 2: group["weight_decay"]
+        for group in rule.param_groups
+        for parameter in group["params"]
+    }
+    assert decays == {True: 0.2, False: 0.0}
+
+
+def test_a_network_without_blocks_has_its_layers_as_depths() -> None:
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
+    found = rates(model, optimizer(model, "adamw", layer_decay=0.1))
+    assert {name.split(".")[0]: rate for name, rate in found.items()} == {"0": 0.0003, "2": 0.003, "3": 0.03}
+
+
+def test_muon_trains_every_depth() -> None:
+    model = Deep()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    rule = make_optimizer(model, name="muon", learning_rate=0.1, weight_decay=0.2, layer_decay=0.5, **MUON)
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    rule.step()
+    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved == before.keys()
+    state = rule.state_dict()
+    rule.load_state_dict(state)
+    rule.step()
