@@ -12,11 +12,12 @@ from typing import Any
 import kconfiglib
 
 from lib.errors import ConfigError
+from lib.kconf import external
 
 # Files that the tree includes; a new one of a plug-in belongs to it.
 _PLUGINS = ("models/*/Kconfig", "train/tasks/*/Kconfig", "lib/data/datasets/*/Kconfig")
 _FILES = ("Kconfig", "lib/*/Kconfig", "train/Kconfig", *_PLUGINS)
-_parsed: dict[Path, tuple[Any, Any]] = {}
+_parsed: dict[tuple[Path, Path | None], tuple[Any, Any]] = {}
 _LOOP_ITEM = re.compile(r"(<choice[^>]*>|\S+) \(defined at ([^),]+)")
 
 
@@ -57,8 +58,14 @@ def load_tree(
 
 
 def load_own_tree(root: Path, *, kind: type[Any] = kconfiglib.Kconfig) -> Any:
-    """Parse `root`/Kconfig independently of the environment. Raises ConfigError for warnings, too."""
-    tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_", kind=kind)
+    """Parse `root`/Kconfig with that of EXTERNAL=, without other variables of the environment.
+
+    Raises ConfigError for warnings, too.
+    """
+    base = external.checked(root)
+    tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_", kind=external.tree_class(kind, base))
+    if base is not None:
+        external.refuse_changes(tree, base)
     if tree.warnings:
         findings = [" ".join(text.removeprefix("warning: ").split()) for text in tree.warnings]
         raise ConfigError("the Kconfig files have faults", findings=findings)
@@ -73,19 +80,21 @@ def parsed_tree(root: Path) -> Iterator[Any]:
     The symbols may have values of an earlier block. `StrictLoad` discards them.
     """
     root = root.absolute()
+    key = root, external.external()
     # Other threads that load meanwhile find none, and parse one of their own.
-    stamps, tree = _parsed.pop(root, (None, None))
-    now = _stamps(root)  # before parsing: a file that is edited meanwhile must not be believed
+    stamps, tree = _parsed.pop(key, (None, None))
+    now = _stamps(*key)  # before parsing: a file that is edited meanwhile must not be believed
     if tree is None or now != stamps:
         tree, stamps = load_own_tree(root), now
     yield tree
     if all(root / name in stamps for name in tree.kconfig_filenames):
-        _parsed[root] = stamps, tree
+        _parsed[key] = stamps, tree
 
 
-def _stamps(root: Path) -> dict[Path, tuple[int, ...]]:
-    """Return what changes with each file that the tree at `root` may be parsed from."""
+def _stamps(root: Path, base: Path | None = None) -> dict[Path, tuple[int, ...]]:
+    """Return what changes with each file that the tree at `root`, with EXTERNAL= `base`, is parsed from."""
     files = [file for pattern in _FILES for file in root.glob(pattern)]
+    files += [file for pattern in external.FILES for file in base.glob(pattern)] if base else []
     facts = {file: file.stat() for file in files if file.is_file()}
     return {file: (fact.st_mtime_ns, fact.st_size, fact.st_ino) for file, fact in facts.items()}
 

@@ -39,6 +39,7 @@ BACKEND_SEAM = ("lib/devices/backend.py", "lib/devices/base.py", "lib/devices/xl
 READS_ENVIRONMENT = (
     *(
         "lib/__init__.py",
+        "lib/plugins.py",
         "lib/kconf/",
         "lib/devices/backend.py",
         "lib/devices/base.py",
