@@ -196,7 +196,7 @@ new-model new-task new-data: ready
 # Housekeeping
 clean: always
 	$(quiet)rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	$(quiet)find lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
+	$(quiet)find anneal lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
 idle: always; $(quiet)scripts/idle.sh $(call quote,$(RUN_FOLDER)) $(call quote,$(PY)) $(call quote,$(PYTHON))
 # Only remove a virtual environment that this Makefile created.
 mrproper: idle clean

@@ -13,7 +13,6 @@ from typing import Any
 from lib.errors import run_main
 from lib.kconf import edit, listing
 from lib.kconf.defconfig import DIRECTORY, available
-from lib.kconf.external import keep
 from lib.kconf.lock import locked
 from lib.kconf.project import Project, check_variables, given_overrides, report_notices, stray_variables
 from lib.kconf.tree import load_own_tree
@@ -83,6 +82,8 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     if options.command == "check-variables":
         return 0
     if options.command == "external":
+        from lib.kconf.external import keep
+
         load_own_tree(root)
         available(root)
         report_notices([keep(Project.of_environment(root).output)])

@@ -6,7 +6,6 @@ Its name is not in the identity of a run. Its Kconfig files may add to the tree,
 
 from __future__ import annotations
 
-import glob
 import keyword
 import os
 import re
@@ -17,7 +16,7 @@ import kconfiglib
 
 from lib import atomic
 from lib.errors import ConfigError, os_errors
-from lib.plugins import EXTERNAL, KINDS, external
+from lib.plugins import KINDS, external
 
 KEPT = ".external"  # file in O= with the folder for later commands
 FILES = ("Kconfig", *(f"{kind.external}/*/Kconfig" for kind in KINDS))
@@ -28,10 +27,8 @@ _OF_THE_TREE = ("anneal", "defconfigs", "docs", "lib", "models", "scripts", "tes
 _FORGET = "give another EXTERNAL=DIR, or EXTERNAL= to do without"
 
 
-def checked(root: Path) -> Path | None:
-    """Return the folder of EXTERNAL=, None without one. Raises ConfigError if it cannot extend `root`."""
-    if (base := external()) is None:
-        return None
+def check(base: Path, root: Path) -> None:
+    """Raise ConfigError where the folder `base` of EXTERNAL= cannot extend the tree at `root`."""
     what, inside, here = f"EXTERNAL={base}", base.resolve(), root.resolve()
     if not base.is_dir():
         raise ConfigError(f"{what} is {'not a folder' if base.exists() else 'not there'}", todo=_FORGET)
@@ -53,24 +50,20 @@ def checked(root: Path) -> Path | None:
                 raise ConfigError(f"{home} cannot be a {kind.noun}", why=why, todo="rename it")
             for missing in (name for name in (file, "Kconfig") if not (home / name).is_file()):
                 raise ConfigError(f"{home} has no {missing}", todo=f"a {kind.noun} has {file} and Kconfig")
-    return base
 
 
-def tree_class(kind: type[Any], base: Path | None) -> type[Any]:
-    """Return the class `kind` of trees that know the folder `base`, and run no program for its Kconfig files.
+def guarded(kind: type[Any]) -> type[Any]:
+    """Return the class `kind` of trees that runs no program for its Kconfig files, unless EXTERNAL_SHELL=1.
 
     Macro functions are refused where kconfiglib would call them, whatever file, variable or name leads there.
     """
-    # A path below a file cannot exist.
-    folder, allowed = glob.escape(str(base)) if base else "Kconfig/none", os.environ.get(_SHELL) == "1"
+    if os.environ.get(_SHELL) == "1":
+        return kind
 
-    class Tree(kind):  # type: ignore[misc]
+    class Guarded(kind):  # type: ignore[misc]
         def _fn_val(self, arguments: list[str]) -> Any:
             name = arguments[0]
-            if arguments == [EXTERNAL]:
-                return folder
-            is_function = name in self._functions and name not in self.variables
-            if base and is_function and name not in _HARMLESS and not allowed:
+            if name in self._functions and name not in self.variables and name not in _HARMLESS:
                 raise ConfigError(
                     f"{self.filename}:{self.linenr}: $({','.join(arguments)}) runs a program",
                     why="Kconfig files of EXTERNAL= may not",
@@ -78,7 +71,7 @@ def tree_class(kind: type[Any], base: Path | None) -> type[Any]:
                 )
             return super()._fn_val(arguments)
 
-    return Tree
+    return Guarded
 
 
 def refuse_changes(tree: Any, base: Path) -> None:
@@ -113,8 +106,8 @@ def refuse_changes(tree: Any, base: Path) -> None:
                     raise ConfigError(what, todo="end the line in `if` and a symbol of your own")
 
 
-def forgotten(made_with: str, file: str) -> ConfigError | None:
-    """Return the error on unknown symbols in `file` where they may be those of a folder that is not in use.
+def check_forgotten(made_with: str, file: str) -> None:
+    """Raise ConfigError if unknown symbols of `file` are those of a folder of EXTERNAL= that is not in use.
 
     made_with: the folder that its header names; "" for none. Files in DIR/defconfigs belong to DIR.
     """
@@ -122,11 +115,10 @@ def forgotten(made_with: str, file: str) -> ConfigError | None:
     if not made_with and above.name == "defconfigs" and _has_plug_ins(above.parent):
         made_with = str(above.parent)
     now = external()
-    if not made_with or made_with == str(now):
-        return None
-    state = f"EXTERNAL={now} is given" if now else "EXTERNAL= is not given"
-    what = f"{file} was made with EXTERNAL={made_with}, and {state}"
-    return ConfigError(what, todo=f"give EXTERNAL={made_with}")
+    if made_with and made_with != str(now):
+        state = f"EXTERNAL={now} is given" if now else "EXTERNAL= is not given"
+        what = f"{file} was made with EXTERNAL={made_with}, and {state}"
+        raise ConfigError(what, todo=f"give EXTERNAL={made_with}")
 
 
 def keep(output: Path) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lib.kconf import diagnostics, spelling
-from lib.kconf.external import forgotten
 from lib.kconf.legacy import read_legacy
 from lib.kconf.reader import MAX_LINES_SHOWN, Assignment, Finding, Layer, shipped_assignments
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
@@ -159,8 +158,10 @@ class StrictLoad:
                 absent.append(assignment)  # may come from another branch; an undefined symbol is off anyway
                 continue
             if symbol is None:
-                if not layer.command_line and (error := forgotten(layer.made_with, assignment.file)):
-                    raise error  # in place of a finding for each symbol of the folder
+                if not layer.command_line:
+                    from lib.kconf.external import check_forgotten  # after an error only
+
+                    check_forgotten(layer.made_with, assignment.file)
                 self._unknown += 1
                 # Finding likely names is slow, and findings beyond MAX_LINES_SHOWN are only counted.
                 near = self._unknown <= MAX_LINES_SHOWN

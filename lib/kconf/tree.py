@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import kconfiglib
 
 from lib.errors import ConfigError
-from lib.kconf import external
+from lib.plugins import EXTERNAL, external
 
 # Files that the tree includes; a new one of a plug-in belongs to it.
 _PLUGINS = ("models/*/Kconfig", "train/tasks/*/Kconfig", "lib/data/datasets/*/Kconfig")
@@ -62,15 +63,30 @@ def load_own_tree(root: Path, *, kind: type[Any] = kconfiglib.Kconfig) -> Any:
 
     Raises ConfigError for warnings, too.
     """
-    base = external.checked(root)
-    tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_", kind=external.tree_class(kind, base))
+    if (base := external()) is not None:
+        from lib.kconf.external import check, guarded, refuse_changes  # most have no such folder
+
+        check(base, root)
+        kind = guarded(kind)
+    tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_", kind=_finding(kind, base))
     if base is not None:
-        external.refuse_changes(tree, base)
+        refuse_changes(tree, base)
     if tree.warnings:
         findings = [" ".join(text.removeprefix("warning: ").split()) for text in tree.warnings]
         raise ConfigError("the Kconfig files have faults", findings=findings)
     tree.warn = False  # lib.kconf.strict checks assignments, with reasons
     return tree
+
+
+def _finding(kind: type[Any], base: Path | None) -> type[Any]:
+    """Return the class `kind` of trees with the folder `base` of EXTERNAL= as $(ANNEAL_EXTERNAL)."""
+    folder = glob.escape(str(base)) if base else "Kconfig/none"  # a path below a file cannot exist
+
+    class Tree(kind):  # type: ignore[misc]
+        def _fn_val(self, arguments: list[str]) -> Any:
+            return folder if arguments == [EXTERNAL] else super()._fn_val(arguments)
+
+    return Tree
 
 
 @contextlib.contextmanager
@@ -80,7 +96,7 @@ def parsed_tree(root: Path) -> Iterator[Any]:
     The symbols may have values of an earlier block. `StrictLoad` discards them.
     """
     root = root.absolute()
-    key = root, external.external()
+    key = root, external()
     # Other threads that load meanwhile find none, and parse one of their own.
     stamps, tree = _parsed.pop(key, (None, None))
     now = _stamps(*key)  # before parsing: a file that is edited meanwhile must not be believed
@@ -94,7 +110,10 @@ def parsed_tree(root: Path) -> Iterator[Any]:
 def _stamps(root: Path, base: Path | None = None) -> dict[Path, tuple[int, ...]]:
     """Return what changes with each file that the tree at `root`, with EXTERNAL= `base`, is parsed from."""
     files = [file for pattern in _FILES for file in root.glob(pattern)]
-    files += [file for pattern in external.FILES for file in base.glob(pattern)] if base else []
+    if base is not None:
+        from lib.kconf.external import FILES
+
+        files += [file for pattern in FILES for file in base.glob(pattern)]
     facts = {file: file.stat() for file in files if file.is_file()}
     return {file: (fact.st_mtime_ns, fact.st_size, fact.st_ino) for file, fact in facts.items()}
 
