@@ -47,7 +47,7 @@ $(if $(word 2,$(VENV)),$(error VENV cannot have a space in its name))
 quiet := $(if $(filter 1,$(V)),,@)
 override quote = '$(subst ','\'',$(1))'
 # The folder of EXTERNAL=, or the one that `kconf.py external` has kept; EXTERNAL= forgets it.
-export ANNEAL_EXTERNAL := $(if $(filter command,$(origin EXTERNAL)),$(EXTERNAL),$(shell cat $(call quote,$(or $(O),.)/.external) 2>/dev/null))
+export ANNEAL_EXTERNAL := $(if $(filter command,$(origin EXTERNAL)),$(EXTERNAL),$(file <$(or $(O),.)/.external))
 override PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 override GOALS := $(or $(MAKECMDGOALS),all)
 RUN_FOLDER := $(if $(O),$(O)/runs,runs)

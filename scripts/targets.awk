@@ -89,7 +89,7 @@ function help(    i) {
 		if (help_of[i] != "") show(i, more(i))
 	}
 	print ""
-	print "Every target takes" more(row["*"]) "."
+	print "All targets take" more(row["*"]) "."
 	print "Those that configure or train take also CONFIG_NAME=value, for one run without touching .config."
 	print "EXTERNAL=DIR adds models, data and configurations. V=1 shows the commands, where values come from,"
 	print "and the whole plan."

@@ -62,11 +62,13 @@ from lib.nn.dropout import Dropout
 
 
 def hidden(size, width):
-    return nn.Sequential(nn.Linear(size, width), nn.ReLU(), Dropout(0.0))
+    return nn.Sequential(nn.Linear(size, width), nn.ReLU(), Dropout(0.0, site=1))
 '''
-DEFCONFIG = (
-    "# Two linear layers on the embedded digits.\nCONFIG_MODEL_{NAME}=y\nCONFIG_AUTO_METHOD_PREDICT=y\n"
-)
+DEFCONFIG = """\
+# Two linear layers on the embedded digits.
+CONFIG_MODEL_{NAME}=y
+CONFIG_AUTO_METHOD_PREDICT=y
+"""
 
 
 def write_model(home: Path, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,8 +34,11 @@ def kconfig(folder: Path) -> Path:
 def refusal() -> str:
     with pytest.raises(ConfigError) as caught:
         load_own_tree(ROOT)
-    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
-    return str(caught.value)
+    text = str(caught.value)
+    assert "\n" not in text and caught.value.exit_code == 2
+    del caught
+    gc.collect()  # files that kconfiglib has left open are told in the test that ignores them
+    return text
 
 
 def command(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -56,7 +60,9 @@ def test_its_file_is_imported_with_what_that_imports(folder: Path) -> None:
     assert MODELS.load("tiny_net").__file__ == str(folder / "models" / "tiny_net" / "model.py")
 
 
-def test_no_identity_of_the_tree_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_no_identity_of_the_tree_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     def identities() -> dict[str, str]:
         files, _ = available(ROOT)
         return {
@@ -84,7 +90,7 @@ def test_tasks_and_data_sets_are_found_too(folder: Path) -> None:
         home = folder / kind.external / name
         home.mkdir(parents=True)
         (home / f"{kind.file}.py").write_text(
-            "from lib.plugins import NoOptions as Options\nDATA = ('x', ())\nbuild = fault = open_set = None\n"
+            "from lib.plugins import NoOptions as Options\nDATA = ()\nbuild = fault = open_set = None\n"
         )
         (home / "Kconfig").write_text(f'config {name.upper()}_SIZE\n\tint "Size"\n\tdefault 3\n')
         assert kind.home(name) == home and kind.load(name).__file__ == str(home / f"{kind.file}.py")
@@ -119,7 +125,7 @@ def test_origins_are_told(
 ) -> None:
     monkeypatch.setenv("KCONFIG_CONFIG", str(folder / "none"))
     _, out, _ = command(called, "TINY_NET_WIDTH", capsys=capsys)
-    assert f"{kconfig(folder)}:20" in out
+    assert f"{kconfig(folder)}:20" in " ".join(out.split())
 
 
 # What it may not be.
@@ -170,6 +176,7 @@ def test_both_files_of_a_configuration_of_one_name_are_told(folder: Path) -> Non
 
 # What its Kconfig may not do.
 
+# kconfiglib leaves files open where a macro function fails.
 WITH_OPEN_FILES = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # kconfiglib leaves them
@@ -235,14 +242,13 @@ def test_functions_of_a_module_are_refused_too(folder: Path, monkeypatch: pytest
             "sets CONFIG_DETERMINISTIC, which a user",
         ),
         ("config TINY_NET_X\n\tdef_bool y\n\timply EMA\n", "sets CONFIG_EMA, which a user"),
-        ('rsource "../../models/*/Kconfig"\n', "recursive"),
     ],
 )
 def test_it_changes_nothing_of_the_tree(folder: Path, added: str, told: str) -> None:
     with kconfig(folder).open("a") as file:
         file.write(added)
     text = refusal()
-    assert told in text.replace("Recursive", "recursive")
+    assert told in text
     assert text.startswith(str(folder))
 
 
@@ -293,6 +299,7 @@ def test_it_is_kept_only_if_it_is_sound(
         file.write("$(shell,true)\n")
     status, _, err = command("external", capsys=capsys)
     assert (status, err.count("\n"), kept.parent.exists()) == (2, 1, False)
+    gc.collect()
     monkeypatch.setenv("EXTERNAL_SHELL", "1")
     assert command("external", capsys=capsys)[0] == 0 and kept.read_text() == f"{folder}\n"
     monkeypatch.setenv(plugins.EXTERNAL, "")
