@@ -16,7 +16,8 @@ from tests.support.external import write_external
 ROOT = Path(__file__).resolve().parents[2]
 TINY = 'anneal.configure("lenet5+cpu+fp32", DATA_LIMIT=512, BUDGET_STEPS=True, MAX_STEPS={steps})'
 PUBLIC = {
-    "ConfigError": "(what: 'str', *, why: 'str' = '', todo: 'str' = '', findings: 'Sequence[str]' = ()) -> 'None'",
+    "ConfigError": "(what: 'str', *, why: 'str' = '', todo: 'str' = '', "
+    "findings: 'Sequence[str]' = ()) -> 'None'",
     "Configuration": "(values: 'Mapping[str, Any]', text: 'str') -> None",
     "Model": "(run: 'Run', module: 'nn.Module', spec: 'Any', step: 'int') -> None",
     "Plan": "(values: 'Mapping[str, Any]', text: 'str') -> None",
