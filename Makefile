@@ -16,7 +16,7 @@ $(foreach =,$(PLACES) V $(KCONFIG_MAKE_VARIABLES) $(if $(filter environment%,$(o
 	$(if $(findstring $$,$(subst $$$$,,$(value $=))),\
 		$(error $= has a dollar sign, which make takes for itself; write $$$$ for each))\
 	$(if $(findstring $(newline),$(value $=)),$(error $= has a line break; it is a single line))\
-	$(if $(filter $(PLACES) FILE DIRECTORY OUT,$=),$(if $(filter ~%,$(firstword $(value $=))),\
+	$(if $(filter $(PLACES) FILE DIRECTORY OUT EXTERNAL,$=),$(if $(filter ~%,$(firstword $(value $=))),\
 		$(error $= begins with a tilde that the shell did not replace; write the whole path, or ./~))))
 
 # With -e any variable of the environment would replace one of this file, and be expanded.
@@ -46,12 +46,15 @@ $(if $(word 2,$(VENV)),$(error VENV cannot have a space in its name))
 
 quiet := $(if $(filter 1,$(V)),,@)
 override quote = '$(subst ','\'',$(1))'
+# The folder of EXTERNAL=, or the one that `kconf.py external` has kept; EXTERNAL= forgets it.
+export ANNEAL_EXTERNAL := $(if $(filter command,$(origin EXTERNAL)),$(EXTERNAL),$(file <$(or $(O),.)/.external))
 override PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 override GOALS := $(or $(MAKECMDGOALS),all)
 RUN_FOLDER := $(if $(O),$(O)/runs,runs)
 RUN_PY := $(quiet)$(PY)
 KCONF := $(RUN_PY) scripts/kconf.py
 verbose := $(if $(filter 1,$(V)),--verbose)
+keep_external = $(if $(filter command,$(origin EXTERNAL)),$(KCONF) external)
 TRAIN := $(RUN_PY) -m train --runs $(call quote,$(RUN_FOLDER)) $(verbose)
 CLUSTER := $(RUN_PY) -m scripts.cluster --runs $(call quote,$(RUN_FOLDER)) --config $(call quote,$(KCONFIG_CONFIG))
 # These count only on the command line: NAME and the like mean other things in the environment.
@@ -103,9 +106,7 @@ $(addprefix defconfig-,$(NAMES)) $(filter defconfig-%,$(SLASHED)): defconfig-%: 
 	$(KCONF) defconfig $(on_top) $(call quote,$*)
 $(addsuffix _defconfig,$(NAMES)): %_defconfig: ready
 	$(KCONF) defconfig $(on_top) $(call quote,$*)
-defconfig-%: ready
-	$(KCONF) defconfig $(on_top) $(call quote,$*)
-%_defconfig: ready
+defconfig-% %_defconfig: ready
 	$(KCONF) defconfig $(on_top) $(call quote,$*)
 $(addsuffix .config,$(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*)))): %.config: ready
 	$(KCONF) merge $(strict) $(call quote,$*)
@@ -127,8 +128,7 @@ compare: ready
 	$(RUN_PY) -m scripts.compare --runs $(call quote,$(RUN_FOLDER)) $(call options,where=WHERE out=OUT) $(call last,RUNS)
 runs: ready
 	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUN_FOLDER)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
-watch: ready
-	$(RUN_PY) -m scripts.watch --runs $(call quote,$(RUN_FOLDER))
+watch: ready; $(RUN_PY) -m scripts.watch --runs $(call quote,$(RUN_FOLDER))
 tag: ready
 	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUN_FOLDER)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
 plots: ready
@@ -178,10 +178,8 @@ test-coverage: ready-dev
 	$(RUN_PY) -m coverage report
 test-light: ready
 	$(RUN_PY) -m scripts.light_matrix
-test-deletion: ready-dev
-	$(RUN_PY) -m scripts.deletion $(call given,PLUGIN)
-test-faults: ready-dev
-	$(RUN_PY) -m scripts.faults
+test-deletion test-faults: ready-dev
+	$(RUN_PY) -m scripts.$(@:test-%=%) $(call given,PLUGIN)
 test-pages: ready-dev
 	$(RUN_PY) -m pytest -rs tests/pages
 test-extras: ready-dev
@@ -198,11 +196,11 @@ new-model new-task new-data: ready
 # Housekeeping
 clean: always
 	$(quiet)rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	$(quiet)find lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
+	$(quiet)find anneal lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
 idle: always; $(quiet)scripts/idle.sh $(call quote,$(RUN_FOLDER)) $(call quote,$(PY)) $(call quote,$(PYTHON))
 # Only remove a virtual environment that this Makefile created.
 mrproper: idle clean
-	$(quiet)rm -f $(call quote,$(KCONFIG_CONFIG)) $(call quote,$(KCONFIG_CONFIG).old)
+	$(quiet)rm -f $(call quote,$(KCONFIG_CONFIG)) $(call quote,$(KCONFIG_CONFIG).old) $(call quote,$(or $(O),.)/.external)
 	$(quiet)rm -rf $(call quote,$(KCONFIG_OUTPUT)/include/config)
 	$(quiet)if [ -e $(call quote,$(VENV)/.created) ] || [ -e $(call quote,$(VENV)/.creating) ]; then rm -rf $(call quote,$(VENV)); fi
 distclean: mrproper
@@ -236,10 +234,12 @@ SAME := $(if $(filter command,$(origin PYTHON)),--same-python)
 ifeq ($(VENV),)
 ready: always
 	$(BOOTSTRAP) requirements.txt
+	$(keep_external)
 ready-dev: ready
 	$(BOOTSTRAP) requirements-dev.txt
 else
 ready: always $(VENV)/.stamp
+	$(keep_external)
 ready-dev: ready $(VENV)/.stamp-dev
 $(VENV)/.stamp: requirements.lock $(if $(SAME)$(if $(wildcard $(VENV)/bin/python),,gone),always) | always
 	$(BOOTSTRAP) requirements.txt $(SAME)

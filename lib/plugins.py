@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from typing import Any
 from lib.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
+EXTERNAL = "ANNEAL_EXTERNAL"  # environment variable with the folder of EXTERNAL=
+_ABOVE = __name__.removesuffix("lib.plugins")  # the package that holds this tree for `import anneal`, else ""
 _TASK = re.compile(r'^TASK(?:: \w+)? = "(\w+)"', re.MULTILINE)
 _DEFINITION = re.compile(r"^(?:menu)?config (\w+)\n((?:[ \t].*\n|\n)*)", re.MULTILINE)
 _OF_ITS_OWN = re.compile(r"^\s+(?:help$|(?:bool|int|hex|string|prompt) \")", re.MULTILINE)
@@ -39,6 +42,7 @@ class Kind:
     package:  package whose folders are the plug-ins.
     file:     name of the Python file of each, without suffix.
     required: names that the file defines besides `Options`.
+    external: folder of a folder of EXTERNAL= whose folders are plug-ins of the kind, too.
     symbol:   string symbol that names the chosen plug-in, if a folder has the names that its Kconfig gives to
               that symbol. "" if a folder has its own name.
     """
@@ -47,6 +51,7 @@ class Kind:
     package: str
     file: str
     required: tuple[str, ...]
+    external: str = ""
     symbol: str = ""
 
     def names(self) -> tuple[str, ...]:
@@ -57,21 +62,32 @@ class Kind:
         """Return the folder of plug-in `name`. Raises ConfigError if there is none."""
         homes = self._homes()
         if name not in homes:
-            place = self.package.replace(".", "/")
-            raise ConfigError(f"there is no {self.noun} {name!r} under {place}/", todo=meant(name, homes))
+            place = f"{self.package.replace('.', '/')}/{f' or in {found}' if (found := external()) else ''}"
+            raise ConfigError(f"there is no {self.noun} {name!r} under {place}", todo=meant(name, homes))
         return homes[name]
 
     def load(self, name: str) -> Any:
         """Import the file of plug-in `name`. Raises ConfigError without one, or for a missing definition."""
         home = self.home(name)
-        module = importlib.import_module(f"{self.package}.{home.name}.{self.file}")
-        place = f"{self.package.replace('.', '/')}/{home.name}/{self.file}.py"
+        module = self.module(name, self.file)
+        place = f"{shown(home)}/{self.file}.py"
         missing = [wanted for wanted in ("Options", *self.required) if not hasattr(module, wanted)]
         if missing:
             raise ConfigError(f"{place} does not define {', '.join(missing)}")
         if not (isinstance(module.Options, type) and dataclasses.is_dataclass(module.Options)):
             raise ConfigError(f"{place}: Options is not a dataclass")
         return module
+
+    def place(self, name: str) -> str:
+        """Return the folder of plug-in `name` for messages, existing or not."""
+        return shown(self._homes().get(name, ROOT / self.package.replace(".", "/") / name))
+
+    def module(self, name: str, file: str) -> Any:
+        """Import `file` (without suffix) of plug-in `name`, also from the folder of EXTERNAL=."""
+        home, package = self.home(name), importlib.import_module(_ABOVE + self.package)
+        if str(home.parent) not in package.__path__:
+            package.__path__.append(str(home.parent))  # what its files import is found, too
+        return importlib.import_module(f"{_ABOVE}{self.package}.{home.name}.{file}")
 
     def own(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values of the symbols of plug-in `name`, by fields of its `Options`.
@@ -95,7 +111,7 @@ class Kind:
         problems = describe(declared - set(options), "are not set")
         problems += describe(set(options) - declared, f"are not known to the {self.noun}")
         if problems:
-            place = f"{self.package.replace('.', '/')}/{home.name}"
+            place = self.place(name)
             raise ConfigError(
                 f"{place}/{self.file}.py and {place}/Kconfig disagree",
                 why=" and ".join(problems),
@@ -105,11 +121,11 @@ class Kind:
 
     def _homes(self) -> dict[str, Path]:
         homes: dict[str, Path] = {}
-        for path in self.folders(ROOT, f"{self.file}.py"):
+        for path in (*self.folders(ROOT, f"{self.file}.py"), *self.of_external(f"{self.file}.py")):
             kconfig = dict(_definitions(path.parent / "Kconfig")) if self.symbol else {}
             for name in _NAMED.findall(kconfig.get(self.symbol, "")) or [path.parent.name]:
                 if name in homes:
-                    both = f"{homes[name].relative_to(ROOT)} and {path.parent.relative_to(ROOT)}"
+                    both = f"{shown(homes[name])} and {shown(path.parent)}"
                     raise ConfigError(
                         f"{both} both have a {self.noun} {name!r}", todo="rename one of them in its Kconfig"
                     )
@@ -120,11 +136,29 @@ class Kind:
         """The `file` of each folder of the package below `root` that has one, sorted."""
         return sorted((root / self.package.replace(".", "/")).glob(f"*/{file}"))
 
+    def of_external(self, file: str) -> list[Path]:
+        """The `file` of each folder of EXTERNAL= that has one, sorted; with a model.py that is one itself."""
+        if (base := external()) is None:
+            return []
+        alone = [base / file] if self is MODELS and (base / "model.py").is_file() else []
+        return [path for path in (*alone, *sorted(base.glob(f"{self.external}/*/{file}"))) if path.is_file()]
 
-MODELS = Kind("model", "models", "model", ("TASK", "build"))
-DATASETS = Kind("data set", "lib.data.datasets", "data", ("open_set",), symbol="DATASET")
-TASKS = Kind("task", "train.tasks", "task", ("DATA", "build", "fault"))
+
+MODELS = Kind("model", "models", "model", ("TASK", "build"), "models")
+DATASETS = Kind("data set", "lib.data.datasets", "data", ("open_set",), "data", symbol="DATASET")
+TASKS = Kind("task", "train.tasks", "task", ("DATA", "build", "fault"), "tasks")
 KINDS = (MODELS, DATASETS, TASKS)
+
+
+def external() -> Path | None:
+    """Return the folder of EXTERNAL=, whose plug-ins count as those of the tree; None without one."""
+    name = os.environ.get(EXTERNAL)
+    return Path(name).absolute() if name else None
+
+
+def shown(path: Path) -> str:
+    """Return the name of a plug-in's folder or file for messages: relative to the tree if it is in it."""
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
 def task_of(model: str) -> str:
@@ -137,7 +171,7 @@ def check_task(model: str, task: str) -> str:
     """Return `task`. Raises ConfigError, with the file of `model` and all tasks, where there is none such."""
     if task not in (known := TASKS.names()):
         todo = f"there are {', '.join(known)}"
-        raise ConfigError(f"models/{model}/model.py: there is no task {task!r}", todo=todo)
+        raise ConfigError(f"{MODELS.place(model)}/model.py: there is no task {task!r}", todo=todo)
     return task
 
 

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: python -m scripts.architecture -->", "<!-- end of rooms -->"
 # Modules of lib that belong to no package: the ground, which all import, and the doors.
 GROUND = ("errors", "atomic", "units", "rng")
-TREES = ("lib", "models", "train", "scripts")
+TREES = ("anneal", "lib", "models", "train", "scripts")
 
 
 def main() -> int:

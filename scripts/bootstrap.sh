@@ -163,5 +163,5 @@ install
 say "installed"
 "$venv/bin/python" "$probe" "$requirements" >&2 || fail "$venv is not what $requirements asks for"
 # The first command would have to; where the tree cannot be written, each one does.
-"$venv/bin/python" -m compileall -q lib models train scripts >&2 || say "the bytecode of the sources is not kept"
+"$venv/bin/python" -m compileall -q anneal lib models train scripts >&2 || say "the bytecode of the sources is not kept"
 touch "$stamp"

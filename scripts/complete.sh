@@ -5,13 +5,15 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-names() { # DIRECTORY
-	find "$1" -maxdepth 1 -type f ! -name '.*' ! -name '*~' | sed 's|.*/||' | sort
+external=${ANNEAL_EXTERNAL-$(cat .external 2>/dev/null || :)}
+
+names() { # DIRECTORY, also of EXTERNAL=
+	find "$1" ${external:+"$external/$1"} -maxdepth 1 -type f ! -name '.*' ! -name '*~' 2>/dev/null | sed 's|.*/||' | sort
 }
 
 symbols() { # those with a prompt
-	awk '/^config /{name = $2} /^\t(bool|int|string|hex) "/{print name}' \
-		Kconfig $(find lib train models -name Kconfig) | sort -u
+	find Kconfig lib train models ${external:+"$external"} -name Kconfig -exec cat {} + 2>/dev/null |
+		awk '/^config /{name = $2} /^\t(bool|int|string|hex) "/{print name}' | sort -u
 }
 
 targets() { # those of the table, with the names of configurations and fragments put in

@@ -47,7 +47,7 @@ import importlib, pathlib
 from lib import kconf
 from lib.config import config_from_values
 root = pathlib.Path.cwd()
-packages = ("lib", "models", "train", "scripts")
+packages = ("anneal", "lib", "models", "train", "scripts")
 for file in sorted(file for package in packages for file in root.glob(package + "/**/*.py")):
     if file.name == "__main__.py":
         continue

@@ -22,7 +22,7 @@ from lib.errors import ToolkitError, run_main
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
-TREES = ("lib", "models", "train", "scripts")
+TREES = ("anneal", "lib", "models", "train", "scripts")
 COMMON = ("__init__", "base", "command", "data", "model", "spec", "task", "types")  # names of many files
 PYTEST = ("-o", "addopts=", "-xqrfE", "--tb=no", "-m", "not long and not slurm")  # old trees have no "long"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", re.MULTILINE)

@@ -89,9 +89,10 @@ function help(    i) {
 		if (help_of[i] != "") show(i, more(i))
 	}
 	print ""
-	print "Every target takes" more(row["*"]) "; those that configure"
-	print "or train take also CONFIG_NAME=value, for one run without touching .config. V=1 shows the"
-	print "commands, where values come from, and the whole plan."
+	print "All targets take" more(row["*"]) "."
+	print "Those that configure or train take also CONFIG_NAME=value, for one run without touching .config."
+	print "EXTERNAL=DIR adds models, data and configurations. V=1 shows the commands, where values come from,"
+	print "and the whole plan."
 }
 
 function value_of(name,    value) {

@@ -22,6 +22,7 @@ from lib.devices.probe import environment, main_memory, probe
 from lib.distributed.launcher import become_worker, end_process, keep, launch
 from lib.errors import ToolkitError, run_main
 from lib.memory.peak import resident_bytes, training_peak
+from lib.nn.model_code import code_facts
 from lib.plan.show import plain_text
 from lib.plan.types import STATIC_SHAPES, Hardware, Plan
 from lib.runs import checkpoint
@@ -137,8 +138,13 @@ def _configuration_files(planned: PlannedRun) -> dict[str, str | dict[str, Any]]
 def _environment_files(planned: PlannedRun, known: str | None = None) -> dict[str, dict[str, Any]]:
     """known: SHA-256 of the initial weights, where the run has stored it: by now they may be others."""
     digest = known or initial_digest(planned.request.resolved.in_effect)
-    env = environment() | ({"initial_weights": digest} if digest else {})
-    return {"plan": planned.plan.to_json(), "hardware": planned.hardware.to_json(), "env": env}
+    config = planned.request.config
+    return {
+        "plan": planned.plan.to_json(),
+        "hardware": planned.hardware.to_json(),
+        "env": environment() | ({"initial_weights": digest} if digest else {}),
+        "plugins": code_facts(config.model, config.task, config.dataset),
+    }
 
 
 def _request(
@@ -189,7 +195,7 @@ def _plan_and_train(
     if original is not None:
         from train.stored_run import log_differences
 
-        log_differences(original, now=_environment_files(planned))
+        log_differences(original, now=_environment_files(planned), or_none=True)
     # Such devices need a new process: predicting memory has made a backward pass in this one.
     if plan.world > 1 or plan.device in STATIC_SHAPES:
         from lib.devices.accelerators import launch_variables
@@ -280,10 +286,14 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")
         record.console.write_log(plain_text(planned.plan))
         if interrupted is not None:
+            from train.stored_run import log_differences
+
             # The configuration may have changed where that is allowed, such as the number of devices.
-            requested = _configuration_files(planned) | _environment_files(planned, stored_digest(run))
+            now = _environment_files(planned, stored_digest(run))
+            requested = _configuration_files(planned) | now
             if run.identity != identity(planned.request.resolved.in_effect):
                 del requested["values"]  # the identity of an older version is the hash of the stored values
+            log_differences(run, now={"plugins": now["plugins"]})
             for name, content in requested.items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -34,7 +33,7 @@ def find(run: RunDir, *, root: Path) -> Findings:
     home = TASKS.home(job.config.task)
     exhibits: list[Block] = []
     if (home / "exhibits.py").is_file():  # otherwise the task has nothing to show
-        module = importlib.import_module(f"{TASKS.package}.{home.name}.exhibits")
+        module = TASKS.module(job.config.task, "exhibits")
         with job.train_loader, job.eval_loader:
             exhibits = module.exhibits(job, data.dataset, _checkpoints(restored, steps))
     return {

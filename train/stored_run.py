@@ -14,6 +14,7 @@ from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
 from lib.devices.probe import probe
 from lib.errors import ConfigError, ToolkitError
+from lib.nn.model_code import code_facts
 from lib.plan import plan as decide
 from lib.plan.types import Plan
 from lib.runs import checkpoint
@@ -110,19 +111,21 @@ def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
     return resolved
 
 
-def log_differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> None:
-    """Log what differs between `run` and `now`. Raises what `differences` does."""
-    for line in [*differences(run, now=now)] or ["nothing: versions, machine and plan are the same"]:
+def log_differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]], or_none: bool = False) -> None:
+    """Log what differs between `run` and `now`, also `or_none`. Raises what `differences` does."""
+    none = ["nothing: versions, machine, code and plan are the same"] if or_none else []
+    for line in [*differences(run, now=now)] or none:
         log(f"Different from {run.name}: {line}")
 
 
 def differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each fact that differs between `run` and `now` (directory.OBJECTS -> content).
 
-    Raises ToolkitError if `run` lacks such a file.
+    Raises ToolkitError if `run` lacks such a file, but for "plugins", which older runs have not.
     """
     for name, content in now.items():
-        before, after = (dict(facts_of(each, skip=_PASSING)) for each in (run.read_json(name), content))
+        known = run.read_json(name) if name != "plugins" else objects_of(run, name)[0][name] or content
+        before, after = (dict(facts_of(each, skip=_PASSING)) for each in (known, content))
         for fact in {**before, **after}:
             if (old := before.get(fact)) != (new := after.get(fact)):
                 yield f"{name}: {fact} {value_text(old, 'none')} -> {value_text(new, 'none')}"
@@ -172,6 +175,8 @@ def restore(
     run = resolve_run(runs, name)
     requested = config_from_values(stored_configuration(run, root).values)
     check(requested)
+    code = code_facts(requested.model, requested.task, requested.dataset)
+    log_differences(run, now={"plugins": code})
     hardware = probe(requested.device)
     trained = stored(run, "plan", Plan.from_json)
     config = for_one_process(requested, trained, devices=len(hardware.devices))

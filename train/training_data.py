@@ -20,6 +20,7 @@ from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.model_code import ModelCode, build_model
 from lib.plan.types import ModelFacts, least_effective_batch
+from lib.plugins import MODELS
 from train.job import warm_up_text
 from train.tasks.base import (
     Prepared,
@@ -248,10 +249,11 @@ def check_task(config: Config, dataset: Dataset) -> None:
     """Raise ConfigError where the task is not for such data or refuses an option, or the model hides one."""
     spec, (expected, kinds) = dataset.spec, load_task(config).DATA
     if not isinstance(spec, kinds):
+        place = MODELS.place(config.model)
         raise ConfigError(
-            f'models/{config.model}/model.py: TASK = "{config.task}" does not train on {spec.name}',
+            f'{place}/model.py: TASK = "{config.task}" does not train on {spec.name}',
             why=f"it needs {expected}",
-            todo=f"set another TASK, or select another MODEL_DATA_ symbol in models/{config.model}/Kconfig",
+            todo=f"set another TASK, or select another MODEL_DATA_ symbol in {place}/Kconfig",
         )
     check_options(config)
     if preparation_of(config) is None:
@@ -264,7 +266,7 @@ def checked(model: nn.Module, config: Config, spec: Spec) -> nn.Module:
 
     The forward pass raises ConfigError where the task cannot use that.
     """
-    task, file = load_task(config), f"models/{config.model}/model.py"
+    task, file = load_task(config), f"{MODELS.place(config.model)}/model.py"
 
     def check(_: nn.Module, inputs: tuple[Tensor, ...], returned: Any) -> None:
         wrong = task.fault(returned, spec, rows=len(inputs[0]))

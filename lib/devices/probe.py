@@ -53,13 +53,17 @@ def environment() -> dict[str, str | bool | None]:
     }
 
 
-def git_state(tree: Path) -> tuple[str | None, bool | None]:
-    """Return commit and whether tracked files differ; None where `tree` is not the top of a checkout."""
+def git_state(tree: Path, *, anywhere: bool = False) -> tuple[str | None, bool | None]:
+    """Return commit and whether tracked files differ; None where `tree` is not the top of a checkout.
+
+    anywhere: `tree` may be any folder of a checkout, and files below it that are not tracked count, too.
+    """
     top = host.output("git", "-C", str(tree), "rev-parse", "--show-toplevel")
     commit = host.output("git", "-C", str(tree), "rev-parse", "HEAD")
-    if not top or not commit or Path(top).resolve() != tree.resolve():
+    if not top or not commit or (Path(top).resolve() != tree.resolve() and not anywhere):
         return None, None
-    return commit, bool(host.output("git", "-C", str(tree), "status", "--porcelain", "--untracked-files=no"))
+    others = f"--untracked-files={'all' if anywhere else 'no'}"
+    return commit, bool(host.output("git", "-C", str(tree), "status", "--porcelain", others, "--", "."))
 
 
 def _accelerators(device: str, cpu_name: str) -> tuple[Kind, tuple[Device, ...]]:

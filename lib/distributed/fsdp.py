@@ -123,7 +123,7 @@ def shard_of(whole: Tensor | StoredTensor, like: object) -> Tensor:
 
 
 def _is_stored(value: object) -> TypeGuard[StoredTensor]:
-    loaded = sys.modules.get("lib.runs.dcp")
+    loaded = sys.modules.get(__name__.removesuffix("distributed.fsdp") + "runs.dcp")
     return loaded is not None and isinstance(value, loaded.StoredTensor)
 
 

@@ -12,13 +12,17 @@ from typing import Any
 
 from lib.errors import run_main
 from lib.kconf import edit, listing
-from lib.kconf.defconfig import DIRECTORY
+from lib.kconf.defconfig import DIRECTORY, available
 from lib.kconf.lock import locked
 from lib.kconf.project import Project, check_variables, given_overrides, report_notices, stray_variables
+from lib.kconf.tree import load_own_tree
+from lib.plugins import EXTERNAL
 
 COMMANDS = {**edit.OF_CONFIGURATION, **edit.OF_SHIPPED, **listing.COMMANDS}
 # Commands that apply CONFIG_ variables of the command line, as a run does.
 _OF_RUNS = {"checkconfig", "explain", "searchconfig"}
+# Commands on the tree alone, without a folder of EXTERNAL=.
+_OF_THE_TREE = {"kconfig-docs", "kconfig-lint", "update-defconfigs"}
 # Commands that last until the user ends them: always, or if stdin is a terminal.
 _WINDOWS = {"guiconfig", "xconfig"}
 _DIALOGUES = {"menuconfig", "nconfig", "config", "oldconfig"}
@@ -57,6 +61,7 @@ def main(arguments: Sequence[str], *, root: Path) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     helps = {name: text for name, (_, text) in COMMANDS.items()}
+    helps["external"] = "keep EXTERNAL= for later commands, or forget it"
     helps["check-variables"] = "check the variables of make's command line"
     helps["check"] = "check files against any Kconfig tree"
     for name, text in helps.items():
@@ -70,9 +75,18 @@ def main(arguments: Sequence[str], *, root: Path) -> int:
 def _run(options: argparse.Namespace, root: Path) -> int:
     if options.command == "check":
         return listing.check_files(options)
+    if options.command in _OF_THE_TREE:
+        os.environ.pop(EXTERNAL, None)
     check_variables(root)
     report_notices(stray_variables(root))
     if options.command == "check-variables":
+        return 0
+    if options.command == "external":
+        from lib.kconf.external import keep
+
+        load_own_tree(root)
+        available(root)
+        report_notices([keep(Project.of_environment(root).output)])
         return 0
     if options.command not in _OF_RUNS and (names := " ".join(given_overrides(os.environ))):
         report_notices([f"{names} on the command line is for runs; it is not written"])

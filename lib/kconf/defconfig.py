@@ -1,7 +1,7 @@
 """Shipped configurations: defconfigs/NAME, and fragments merged on top of one (NAME+FRAGMENT+...).
 
 A fragment (NAME or NAME.config) is searched in the directories of ANNEAL_CONFIG_PATH, separated by colons,
-and then in defconfigs/fragments.
+and then in defconfigs/fragments. A folder of EXTERNAL= has its own defconfigs/, which add to these.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lib.kconf.reader import Layer
 from lib.kconf.resolve import accept, read_own
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display
+from lib.plugins import external
 
 DIRECTORY = "defconfigs"
 FRAGMENTS = "defconfigs/fragments"
@@ -53,18 +54,28 @@ def available(root: Path) -> tuple[list[Path], list[Path]]:
     for path in named:
         if not path.is_dir():
             raise ConfigError(f"{PATH_VARIABLE} names {path}, which is not a directory")
-    fragments = [path for directory in (*named, root / FRAGMENTS) for path in _files(directory)]
-    return _files(root / DIRECTORY), fragments
+    roots = [root, *([base] if (base := external()) else [])]
+    fragments = [path for place in (*named, *(one / FRAGMENTS for one in roots)) for path in _files(place)]
+    configurations = {path.name: path for path in _files(root / DIRECTORY)}
+    for path in _files(roots[-1] / DIRECTORY):
+        if configurations.setdefault(path.name, path) != path:
+            both = f"{display(configurations[path.name])} and {display(path)}"
+            raise ConfigError(f"{both} are both called {path.name}", todo="rename the second")
+    return list(configurations.values()), fragments
 
 
 def path_of(root: Path, name: str) -> Path:
-    """Return the path of the configuration `name`, existing or not. Raises ConfigError for invalid names."""
+    """Return the path of the configuration `name`; a new one belongs to EXTERNAL=, where it is given.
+
+    Raises ConfigError for invalid names.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"'{name}' cannot be the name of a configuration", todo="use FILE= for a path")
     for path in _files(root / FRAGMENTS):
         if _is_called(path, name):
             raise ConfigError(f"{display(path)} is a fragment of that name", todo="choose another DEFCONFIG=")
-    return root / DIRECTORY / name
+    path, base = root / DIRECTORY / name, external()
+    return path if base is None or path.is_file() else base / DIRECTORY / name
 
 
 def find_fragment(root: Path, name: str) -> Path:

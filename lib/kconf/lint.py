@@ -101,11 +101,11 @@ def strings_are_not_compared(tree: Any) -> Faults:
 
 
 def nothing_of_the_machine(tree: Any) -> Faults:
-    """Forbid macro expansion in Kconfig files, which would read the machine's environment."""
+    """Forbid macro expansion in Kconfig files, but for EXTERNAL=, as it would read the environment."""
     for name in tree.kconfig_filenames:
         path = Path(tree.srctree) / name
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if "$(" in line:
+            if "$(" in line.removeprefix('osource "$(ANNEAL_EXTERNAL)/'):
                 yield f"{name}:{number} expands a macro"
 
 

@@ -158,6 +158,10 @@ class StrictLoad:
                 absent.append(assignment)  # may come from another branch; an undefined symbol is off anyway
                 continue
             if symbol is None:
+                if not layer.command_line:
+                    from lib.kconf.external import check_forgotten  # after an error only
+
+                    check_forgotten(layer.made_with, assignment.file)
                 self._unknown += 1
                 # Finding likely names is slow, and findings beyond MAX_LINES_SHOWN are only counted.
                 near = self._unknown <= MAX_LINES_SHOWN

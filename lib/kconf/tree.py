@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ from typing import Any
 import kconfiglib
 
 from lib.errors import ConfigError
+from lib.plugins import EXTERNAL, external
 
 # Files that the tree includes; a new one of a plug-in belongs to it.
 _PLUGINS = ("models/*/Kconfig", "train/tasks/*/Kconfig", "lib/data/datasets/*/Kconfig")
 _FILES = ("Kconfig", "lib/*/Kconfig", "train/Kconfig", *_PLUGINS)
-_parsed: dict[Path, tuple[Any, Any]] = {}
+_parsed: dict[tuple[Path, Path | None], tuple[Any, Any]] = {}
 _LOOP_ITEM = re.compile(r"(<choice[^>]*>|\S+) \(defined at ([^),]+)")
 
 
@@ -57,13 +59,34 @@ def load_tree(
 
 
 def load_own_tree(root: Path, *, kind: type[Any] = kconfiglib.Kconfig) -> Any:
-    """Parse `root`/Kconfig independently of the environment. Raises ConfigError for warnings, too."""
-    tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_", kind=kind)
+    """Parse `root`/Kconfig with that of EXTERNAL=, without other variables of the environment.
+
+    Raises ConfigError for warnings, too.
+    """
+    if (base := external()) is not None:
+        from lib.kconf.external import check, guarded, refuse_changes  # most have no such folder
+
+        check(base, root)
+        kind = guarded(kind)
+    tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_", kind=_finding(kind, base))
+    if base is not None:
+        refuse_changes(tree, base)
     if tree.warnings:
         findings = [" ".join(text.removeprefix("warning: ").split()) for text in tree.warnings]
         raise ConfigError("the Kconfig files have faults", findings=findings)
     tree.warn = False  # lib.kconf.strict checks assignments, with reasons
     return tree
+
+
+def _finding(kind: type[Any], base: Path | None) -> type[Any]:
+    """Return the class `kind` of trees with the folder `base` of EXTERNAL= as $(ANNEAL_EXTERNAL)."""
+    folder = glob.escape(str(base)) if base else "Kconfig/none"  # a path below a file cannot exist
+
+    class Tree(kind):  # type: ignore[misc]
+        def _fn_val(self, arguments: list[str]) -> Any:
+            return folder if arguments == [EXTERNAL] else super()._fn_val(arguments)
+
+    return Tree
 
 
 @contextlib.contextmanager
@@ -73,19 +96,24 @@ def parsed_tree(root: Path) -> Iterator[Any]:
     The symbols may have values of an earlier block. `StrictLoad` discards them.
     """
     root = root.absolute()
+    key = root, external()
     # Other threads that load meanwhile find none, and parse one of their own.
-    stamps, tree = _parsed.pop(root, (None, None))
-    now = _stamps(root)  # before parsing: a file that is edited meanwhile must not be believed
+    stamps, tree = _parsed.pop(key, (None, None))
+    now = _stamps(*key)  # before parsing: a file that is edited meanwhile must not be believed
     if tree is None or now != stamps:
         tree, stamps = load_own_tree(root), now
     yield tree
     if all(root / name in stamps for name in tree.kconfig_filenames):
-        _parsed[root] = stamps, tree
+        _parsed[key] = stamps, tree
 
 
-def _stamps(root: Path) -> dict[Path, tuple[int, ...]]:
-    """Return what changes with each file that the tree at `root` may be parsed from."""
+def _stamps(root: Path, base: Path | None = None) -> dict[Path, tuple[int, ...]]:
+    """Return what changes with each file that the tree at `root`, with EXTERNAL= `base`, is parsed from."""
     files = [file for pattern in _FILES for file in root.glob(pattern)]
+    if base is not None:
+        from lib.kconf.external import FILES
+
+        files += [file for pattern in FILES for file in base.glob(pattern)]
     facts = {file: file.stat() for file in files if file.is_file()}
     return {file: (fact.st_mtime_ns, fact.st_size, fact.st_ino) for file, fact in facts.items()}
 

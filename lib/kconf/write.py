@@ -12,8 +12,9 @@ from typing import Any
 import kconfiglib
 
 from lib import atomic
-from lib.kconf.reader import END, HEADER, MADE_FROM, read_file, refuse_special
+from lib.kconf.reader import END, HEADER, MADE_FROM, MADE_WITH, read_file, refuse_special
 from lib.kconf.tree import display
+from lib.plugins import external
 
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # by anybody
 
@@ -21,6 +22,7 @@ _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # by anybody
 def full_text(tree: Any, *, sources: Sequence[str] = ()) -> str:
     """Return the full configuration: every symbol with a value, a header with the shipped files used, END."""
     header = f"{HEADER}\n{MADE_FROM}{', '.join(sources)}\n" if sources else f"{HEADER}\n"
+    header += f"{MADE_WITH}{base}\n" if (base := external()) else ""
     return _written(kconfiglib.Kconfig.write_config, tree, header=header, save_old=False) + f"{END}\n"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+import hashlib
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from lib import plugins
 from lib.devices.backend import is_out_of_memory
+from lib.devices.probe import git_state
 from lib.errors import ConfigError, ToolkitError
 from lib.kconf.values import Value
 
@@ -37,11 +38,12 @@ class ModelModule(Protocol):
 def sources_of(root: Path, *models: str) -> list[Path]:
     """Return the sorted sources of the tree at `root` that training `models` may run, without other models.
 
-    Models that are imported by shared code or by one of `models` are included.
+    Models that are imported by shared code or by one of `models` are included, and all of EXTERNAL=.
     """
     shared = [path for folder in ("lib", "train") for path in _sources(root / folder)]
     shared += [*root.glob("Kconfig"), *(root / "models").glob("*.py")]
     own = [path for model in models for path in _sources(root / "models" / model)]
+    own += _sources(base) if (base := plugins.external()) else []
     text = "".join(path.read_text(encoding="utf-8") for path in [*shared, *own] if path.suffix == ".py")
     imported = set(_IMPORT.findall(text)) - set(models)
     return sorted({*shared, *own, *(path for name in imported for path in _sources(root / "models" / name))})
@@ -51,13 +53,37 @@ def _sources(folder: Path) -> list[Path]:
     return [path for kind in ("*.py", "Kconfig") for path in folder.rglob(kind)]
 
 
+def digest_of(files: Iterable[Path], *, root: Path) -> str:
+    """Return the SHA-256 in hexadecimal digits of `files`: their names below `root`, and their contents."""
+    digest = hashlib.sha256()
+    for file in files:
+        name = file.relative_to(root) if file.is_relative_to(root) else file
+        digest.update(name.as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def code_facts(model: str, task: str, dataset: str) -> dict[str, dict[str, Any]]:
+    """Return folder and hash of the code of a run's plug-ins and of EXTERNAL=, with the git state of that."""
+    chosen = ((plugins.MODELS, model), (plugins.TASKS, task), (plugins.DATASETS, dataset))
+    folders = {kind.noun: kind.home(name) for kind, name in chosen}
+    git: dict[str, Any] = {}
+    if base := plugins.external():
+        folders["EXTERNAL"] = base
+        git = dict(zip(("git_commit", "git_dirty"), git_state(base, anywhere=True), strict=True))
+    facts: dict[str, dict[str, Any]] = {}
+    for name, folder in folders.items():
+        digest = digest_of(sorted(_sources(folder)), root=folder)
+        facts[name] = {"folder": plugins.shown(folder), "sha256": digest}
+    return facts | ({"EXTERNAL": facts["EXTERNAL"] | git} if git else {})
+
+
 def load_model(name: str) -> ModelModule:
     """Import models/`name`/model.py. Raises ConfigError if it is missing or invalid."""
     with ModelCode(name):
         module = plugins.MODELS.load(name)
     plugins.check_task(name, module.TASK)
     if plugins.task_of(name) != module.TASK:
-        what = f'models/{name}/model.py has no line TASK = "{module.TASK}"'
+        what = f'{plugins.MODELS.place(name)}/model.py has no line TASK = "{module.TASK}"'
         raise ConfigError(what, why="it is read without importing the file")
     return cast(ModelModule, module)
 
@@ -81,7 +107,7 @@ class ModelCode(AbstractContextManager[None]):
             return
         place = place_in_models(error, root=plugins.ROOT)
         if not place and self.torchs and isinstance(error, RuntimeError | ValueError):
-            place = f"models/{self.name}"
+            place = plugins.MODELS.place(self.name)
         if place:
             text = error.msg if isinstance(error, SyntaxError) else str(error)
             reason = " ".join(text.split())[:MAX_CHARACTERS]
@@ -89,13 +115,18 @@ class ModelCode(AbstractContextManager[None]):
 
 
 def place_in_models(error: Exception, *, root: Path) -> str:
-    """Return file and line below `root`/models of `error` or of the call that led to it; "" if none."""
+    """Return file and line of `error` or of the call that led to it, below `root`/models or in EXTERNAL=.
+
+    "" if there is none.
+    """
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
     for filename, line in reversed(frames):
         if Path(filename).is_relative_to(root / "models"):
             return f"{Path(filename).relative_to(root)}:{line}"
+        if (base := plugins.external()) and Path(filename).is_relative_to(base):
+            return f"{filename}:{line}"
     return ""
 
 
@@ -110,10 +141,10 @@ class Layout(Protocol):
 
 def load_layout(name: str) -> Layout:
     """Import models/`name`/huggingface.py. Raises ConfigError if there is none."""
-    if not (plugins.ROOT / "models" / name / "huggingface.py").is_file():
+    if not (plugins.MODELS.home(name) / "huggingface.py").is_file():
         raise ConfigError(f"the weights of {name} have no layout in Hugging Face transformers")
     with ModelCode(name):
-        return cast(Layout, importlib.import_module(f"models.{name}.huggingface"))
+        return cast(Layout, plugins.MODELS.module(name, "huggingface"))
 
 
 def build_model(name: str, options: Mapping[str, Value], spec: Any, *, seed: int) -> nn.Module:
@@ -131,10 +162,11 @@ def build_model(name: str, options: Mapping[str, Value], spec: Any, *, seed: int
             model = module.build(plugins.MODELS.options(name, options), spec)
     if not isinstance(model, nn.Module):
         returned = f"build returns {type(model).__name__}, which is not a torch.nn.Module"
-        raise ConfigError(f"models/{name}/model.py: {returned}")
+        raise ConfigError(f"{plugins.MODELS.place(name)}/model.py: {returned}")
     lazy = next((key for key, weight in model.state_dict(keep_vars=True).items() if is_lazy(weight)), None)
     if lazy is not None:
         raise ConfigError(
-            f"models/{name}/model.py: the shape of {lazy} is left open", todo="use no lazy modules of torch"
+            f"{plugins.MODELS.place(name)}/model.py: the shape of {lazy} is left open",
+            todo="use no lazy modules of torch",
         )
     return model

@@ -13,6 +13,7 @@ from lib.plan.fitting import Split, StepSettings
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import Placement
 from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, ConfigView, Memory, ModelFacts, Plan
+from lib.plugins import MODELS
 from lib.units import bytes_text, value_text
 
 if TYPE_CHECKING:
@@ -199,12 +200,14 @@ def why_norm_batch(config: ConfigView, facts: ModelFacts) -> str:
         "NOTE: statistics follow the micro-batch: not portable to machines that split the batch differently"
     )
     if config.norm_batch is None:  # hidden
-        follow += f"; select MODEL_HAS_BATCHNORM in models/{config.model}/Kconfig to have CONFIG_NORM_BATCH"
+        follow += (
+            f"; select MODEL_HAS_BATCHNORM in {MODELS.place(config.model)}/Kconfig to have CONFIG_NORM_BATCH"
+        )
     return follow
 
 
 def norm_batch_remedy(config: ConfigView) -> str:
     """Return the setting that gives normalisation over groups instead of over the micro-batch."""
     if config.norm_batch is None:
-        return f"CONFIG_NORM_BATCH=32 (once models/{config.model}/Kconfig selects MODEL_HAS_BATCHNORM)"
+        return f"CONFIG_NORM_BATCH=32 (once {MODELS.place(config.model)}/Kconfig selects MODEL_HAS_BATCHNORM)"
     return "CONFIG_NORM_BATCH=32"

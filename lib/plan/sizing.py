@@ -170,7 +170,7 @@ def choose_sizes(context: SizingContext) -> Candidate:
     if not config.target and not (by_hand and config.gradient_accumulation):
         raise PlanError(
             "CONFIG_TARGET_EFFECTIVE_BATCH=0 leaves the effective batch open",
-            why=f"models/{config.model}/Kconfig gives no RECOMMENDED_TARGET",
+            why=f"the Kconfig of {config.model} gives no RECOMMENDED_TARGET",
             todo="set CONFIG_TARGET_EFFECTIVE_BATCH",
         )
     if by_hand:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from lib import plugins
 from lib.errors import PlanError
 from lib.plan.placement import Placement
 from lib.plan.types import ConfigView, Decision, ModelFacts
@@ -139,7 +140,7 @@ def table_bound(config: ConfigView, placement: Placement, *, compiled: bool) -> 
     if scale is None:
         raise PlanError(
             f"the batch size of {config.model} cannot be chosen automatically",
-            why=f"models/{config.model}/Kconfig gives it no TABLE_SCALE",
+            why=f"{plugins.MODELS.place(config.model)}/Kconfig gives it no TABLE_SCALE",
             todo="set CONFIG_HYPER_PARAM_MANUAL=y and CONFIG_BATCH_SIZE",
         )
     tiny = f"; NOTE: only {_gb(free)} is free, which may not do" if free < TINY_FREE_BYTES else ""

@@ -38,8 +38,9 @@ from lib.errors import ConfigError, ToolkitError, os_error, os_errors
 
 TEXTS = ("config", "defconfig")  # the whole .config and its minimal form
 # Stored as NAME.json: typed values of symbols, and where they came from; decisions with reasons, and the
-# hardware that they are for; facts about the data set, and all of it that predicting needs; package versions.
-OBJECTS = ("values", "origins", "plan", "hardware", "data", "preprocess", "env")
+# hardware that they are for; facts about the data set, and all of it that predicting needs; package versions;
+# hashes of the plug-ins' code.
+OBJECTS = ("values", "origins", "plan", "hardware", "data", "preprocess", "env", "plugins")
 
 STATUS, LOCK, CHECKPOINTS, SINKS = "status.json", "lock", "ckpt", "sinks"
 EVENTS = "events.out.tfevents."  # prefix by which TensorBoard recognizes event files

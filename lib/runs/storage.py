@@ -11,7 +11,7 @@ from typing import Any
 
 from lib.errors import ConfigError, ToolkitError
 
-_OURS = ("lib", "train", "models", "scripts")
+_OURS = ("anneal", "lib", "train", "models", "scripts")
 
 
 class StorageError(ToolkitError):

@@ -201,14 +201,11 @@ def corpus_path(corpus: str) -> Path | None:
 
 def code_hash(root: Path) -> str:
     """Return a hash of the code that runs depend on: without other models and without lib/scaling."""
-    from lib.nn.model_code import sources_of  # which imports torch
+    from lib.nn.model_code import digest_of, sources_of  # which imports torch
 
-    digest = hashlib.sha256()
     own = root / "lib" / "scaling"
-    for path in sources_of(root, *_MODELS):
-        if not path.is_relative_to(own):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    files = [path for path in sources_of(root, *_MODELS) if not path.is_relative_to(own)]
+    return digest_of(files, root=root)[:16]
 
 
 def _corpus_symbols(corpus: str) -> list[str]:

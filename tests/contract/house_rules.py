@@ -31,6 +31,7 @@ ROOMS = (
     ("models",),
     ("train",),
     ("scripts",),
+    ("anneal",),
 )
 LEVELS = {name: number for number, names in enumerate(ROOMS) for name in names}
 HIGHEST_LIGHT = LEVELS["lib.plan"]
@@ -38,7 +39,9 @@ HEAVY = {"torch", "numpy", "matplotlib"}
 BACKEND_SEAM = ("lib/devices/backend.py", "lib/devices/base.py", "lib/devices/xla.py", "lib/devices/tpu.py")
 READS_ENVIRONMENT = (
     *(
+        "anneal/_tree.py",
         "lib/__init__.py",
+        "lib/plugins.py",
         "lib/kconf/",
         "lib/devices/backend.py",
         "lib/devices/base.py",
@@ -272,6 +275,26 @@ def models_know_tensors_only(module: Module) -> Iterator[str]:
             yield f"{module.path}:{line}: a model names the device {text!r}"
 
 
+def modules_by_their_own_name(module: Module) -> Iterator[str]:
+    """`import anneal` loads the tree under other names, which a text does not follow."""
+    if not module.path.startswith(("lib/", "models/", "train/")):
+        return
+    for node in module.nodes:
+        texts: Sequence[ast.AST] = ()
+        function = dotted(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and function.endswith(
+            ("import_module", "__import__", "sys.modules.get")
+        ):
+            texts = node.args[:1]
+        elif isinstance(node, ast.Subscript) and dotted(node.value) == "sys.modules":
+            texts = [node.slice]
+        for text in texts:
+            first = text.values[0] if isinstance(text, ast.JoinedStr) and text.values else text
+            name = first.value if isinstance(first, ast.Constant) else ""
+            if str(name).partition(".")[0] in {"lib", "models", "scripts", "train"}:
+                yield f"{module.path}:{node.lineno}: names a module of the tree by a text"  # type: ignore[attr-defined]
+
+
 def nothing_of_a_machine(module: Module) -> Iterator[str]:
     for line, text in enumerate(module.text.splitlines(), start=1):
         if MACHINE_PATH.search(text):
@@ -360,6 +383,7 @@ MODULE_RULES = (
     no_fallback_values,
     no_broad_except,
     models_know_tensors_only,
+    modules_by_their_own_name,
     nothing_of_a_machine,
     nothing_unfinished,
 )

@@ -16,7 +16,7 @@ from tests.contract import house_rules as rules
 from tests.contract.house_rules import Module
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("lib", "models", "train", "scripts")
+CODE = ("anneal", "lib", "models", "train", "scripts")
 
 # What git holds at the top, and nothing else.
 TOP_LEVEL = {
@@ -30,6 +30,7 @@ TOP_LEVEL = {
     "LICENSE",
     "Makefile",
     "README.md",
+    "anneal",
     "defconfigs",
     "docs",
     "lib",
@@ -101,6 +102,10 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (rules.models_know_tensors_only, "models/x/model.py", "from lib.config import Config"),
     (rules.models_know_tensors_only, "models/x/model.py", "print(1)"),
     (rules.models_know_tensors_only, "models/x/model.py", "x.to('cuda:0')"),
+    (rules.modules_by_their_own_name, "train/x.py", "importlib.import_module('lib.config')"),
+    (rules.modules_by_their_own_name, "lib/x.py", "import_module(f'models.{name}.model')"),
+    (rules.modules_by_their_own_name, "lib/x.py", "sys.modules.get('lib.runs.dcp')"),
+    (rules.modules_by_their_own_name, "lib/x.py", "sys.modules['train']"),
     (rules.nothing_of_a_machine, "lib/x.py", "DATA = '/" + "home/me/data'"),
     (rules.nothing_unfinished, "lib/x.py", "# TO" + "DO: finish"),
 ]
@@ -125,6 +130,7 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (rules.no_broad_except, "lib/x.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
     (rules.no_broad_except, "lib/x.py", "try:\n    f()\nexcept OSError:\n    g()"),
     (rules.models_know_tensors_only, "models/x/model.py", "from lib.nn.batch_norm import GhostBatchNorm2d"),
+    (rules.modules_by_their_own_name, "lib/x.py", "import_module('optuna')\nsys.modules.get(f'{a}.lib')"),
     (rules.nothing_of_a_machine, "lib/x.py", "URL = 'https://example.org/home/x'"),
 ]
 

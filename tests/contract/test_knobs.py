@@ -22,7 +22,7 @@ KINDS: tuple[Kind, ...] = (MODELS, TASKS, DATASETS)
 
 @functools.cache
 def code() -> tuple[Module, ...]:
-    return tuple(rules.modules_under(ROOT, "lib", "models", "train", "scripts"))
+    return tuple(rules.modules_under(ROOT, "anneal", "lib", "models", "train", "scripts"))
 
 
 @functools.cache

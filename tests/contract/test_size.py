@@ -12,9 +12,9 @@ import pytest
 from tests.e2e.runner import TINY, Runner
 from tests.support.configs import ROOT
 
-PRODUCT = ("lib", "models", "train", "scripts")
+PRODUCT = ("anneal", "lib", "models", "train", "scripts")
 # Lines of Python in the product. A ratchet: lower it with the lines; raise it only in a commit that says why.
-LINES, SLACK = 45_580, 120
+LINES, SLACK = 46_150, 120
 MAKEFILE_LINES = 250
 LENET_MODULES = 90
 CONFIG_FIELDS = 70

@@ -20,7 +20,8 @@ READERS = [*(ROOT / "lib" / "kconf").glob("*.py"), ROOT / "Makefile"]
 def rules_of_make() -> set[str]:
     """Targets that make has a rule for, patterns with the name that stands for what matches."""
     files = make_database().partition("# Files")[2]
-    patterns = re.findall(r"^(\S*%\S*):", make_database(), flags=re.M)
+    lines = re.findall(r"^(\S*%\S*(?: \S*%\S*)*):", make_database(), flags=re.M)
+    patterns = [pattern for line in lines for pattern in line.split()]
     explicit = re.findall(r"^(?<!# Not a target:\n)([A-Za-z][\w.+-]*):", files, flags=re.M)
     return {*explicit, *patterns}
 

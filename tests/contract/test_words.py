@@ -18,7 +18,7 @@ import pytest
 from tests.contract.house_rules import Module
 from tests.support.configs import ROOT
 
-PRODUCT = ("lib", "models", "train", "scripts")
+PRODUCT = ("anneal", "lib", "models", "train", "scripts")
 # Word of our own -> the field's, as regular expressions over lower-case text.
 TEXT = {
     r"(?<!and )\b(goes|go|going|gone|went) on\b(?! and on)": "resume, continue",

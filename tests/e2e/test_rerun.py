@@ -22,7 +22,7 @@ def test_a_run_is_trained_again_by_its_own_configuration(tmp_path: Path) -> None
     output = runner.run("rerun", first.name)
     again = runner.newest()
     assert again.path != first.path and again.identity == first.identity
-    assert f"Different from {first.name}: nothing: versions, machine and plan are the same" in output
+    assert f"Different from {first.name}: nothing: versions, machine, code and plan are the same" in output
     assert_same_bits(weights, runner.weights())
     assert again.read_json("origins")["MAX_STEPS"].endswith("config:" + line_of(again.config, "MAX_STEPS=5"))
 

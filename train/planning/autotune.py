@@ -19,7 +19,7 @@ from lib.devices.host import speed_settings
 from lib.devices.probe import environment, probe
 from lib.errors import ConfigError, PlanError, ToolkitError, os_error
 from lib.hyperparams import apply_hyperparams
-from lib.nn.model_code import sources_of
+from lib.nn.model_code import digest_of, sources_of
 from lib.plan.fitting import MemoryEstimator, divisors, predicted, smallest_accepted, step_settings
 from lib.plan.micro_batch_search import Failure, Measurement, Probed, search
 from lib.plan.placement import place, refuse_static_shapes
@@ -278,10 +278,7 @@ def _store(target: ProbeTarget, probed: Probed) -> None:
 
 def digest_of_sources(root: Path, model: str) -> str:
     """Digest of all sources that a step of `model` may run."""
-    digest = hashlib.sha256()
-    for file in sources_of(root, model):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
+    return digest_of(sources_of(root, model), root=root)
 
 
 def cache_file() -> Path:

@@ -18,7 +18,7 @@ from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.nn.model_code import load_model
 from lib.plan.types import WITHOUT_DOUBLE, Branch, Plan
-from lib.plugins import TASKS, meant
+from lib.plugins import MODELS, TASKS, meant
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 
@@ -326,9 +326,10 @@ def check_options(config: Config) -> None:
     """Raise ConfigError if a symbol of the task is hidden because the model's Kconfig does not select it."""
     hidden = [name for name, value in config.task_options.items() if value is None]
     if hidden:
+        place = MODELS.place(config.model)
         raise ConfigError(
-            f'models/{config.model}/model.py: TASK = "{config.task}" has no CONFIG_{hidden[0].upper()}',
-            todo=f"select {vars(load_task(config))['SELECTS']} in models/{config.model}/Kconfig",
+            f'{place}/model.py: TASK = "{config.task}" has no CONFIG_{hidden[0].upper()}',
+            todo=f"select {vars(load_task(config))['SELECTS']} in {place}/Kconfig",
         )
 
 

@@ -153,8 +153,7 @@ def test_on_a_disk_a_file_is_replaced_at_once(tmp_path: Path, monkeypatch: pytes
 def test_fsspec_is_imported_where_a_url_is_opened_only() -> None:
     code = "import lib.runs.storage, sys; sys.exit('fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-    files = [
-        path for package in ("lib", "models", "train", "scripts") for path in (ROOT / package).rglob("*.py")
-    ]
+    packages = ("anneal", "lib", "models", "train", "scripts")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     found = {path for path in files if re.search(r"^ *(from|import) fsspec", path.read_text(), re.M)}
     assert found == {ROOT / "lib/runs/storage.py"}

@@ -1,0 +1,219 @@
+"""`import anneal`: what it has, and that it leaves alone what is the caller's."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import anneal
+from tests.support.external import write_external
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = 'anneal.configure("lenet5+cpu+fp32", DATA_LIMIT=512, BUDGET_STEPS=True, MAX_STEPS={steps})'
+PUBLIC = {
+    "ConfigError": "(what: 'str', *, why: 'str' = '', todo: 'str' = '', "
+    "findings: 'Sequence[str]' = ()) -> 'None'",
+    "Configuration": "(values: 'Mapping[str, Any]', text: 'str') -> None",
+    "Model": "(run: 'Run', module: 'nn.Module', spec: 'Any', step: 'int') -> None",
+    "Plan": "(values: 'Mapping[str, Any]', text: 'str') -> None",
+    "Run": "(path: 'Path') -> None",
+    "ToolkitError": "(what: 'str', *, why: 'str' = '', todo: 'str' = '') -> 'None'",
+    "configure": "(base: 'str | Path', **options: 'bool | int | float | str') -> 'Configuration'",
+    "estimate": "(model: 'Model', inputs: 'Any', *, optimizer: 'MakeOptimizer' = "
+    "<class 'torch.optim.adamw.AdamW'>, precision: 'AnyPrecision' = 'fp32', "
+    "loss: 'Callable[[Any], Tensor] | None' = None, device: 'Kind' = 'cuda', "
+    "expandable_segments: 'bool' = False) -> 'Report'",
+    "fit": "(configuration: 'Configuration', *, runs: 'str | Path' = 'runs') -> 'Run'",
+    "fits": "(model: 'Model', inputs: 'Any', *, gpu: 'str', **options: 'Any') -> 'bool'",
+    "largest_batch": "(model: 'Model', inputs: 'Any', *, gpu: 'str', limit: 'int' = 1048576, "
+    "**options: 'Any') -> 'int'",
+    "load": "(run: 'Run | str | Path', *, best: 'bool' = False, runs: 'str | Path' = 'runs') -> 'Model'",
+    "plan": "(configuration: 'Configuration') -> 'Plan'",
+}
+RUN_METHODS = {"metrics": "(self, kind: 'str' = 'eval') -> 'list[dict[str, Any]]'"}
+
+
+def script(folder: Path, text: str, *, status: int = 0, **variables: str) -> str:
+    """Run a program in `folder` that can import anneal and nothing else of the tree; returns its output."""
+    (folder / "script.py").write_text(textwrap.dedent(text))
+    link = folder / "site"
+    link.mkdir(exist_ok=True)
+    if not (link / "anneal").exists():
+        # As the finder of an editable installation does: this package, and nothing beside it.
+        (link / "sitecustomize.py").write_text(
+            "import importlib.util, sys\n"
+            f"spec = importlib.util.spec_from_file_location('anneal', '{ROOT}/anneal/__init__.py')\n"
+            "class Finder:\n"
+            "    @staticmethod\n"
+            "    def find_spec(name, path=None, target=None):\n"
+            "        return spec if name == 'anneal' else None\n"
+            "sys.meta_path.insert(0, Finder)\n"
+        )
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(link), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's folder, with packages called as those of the tree."""
+    for name in ("lib", "models", "train", "scripts"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"MINE = {name!r}\n")
+        (tmp_path / name / "errors.py").write_text("raise AssertionError('this is not the tree')\n")
+    return tmp_path
+
+
+def test_what_is_public_is_fixed() -> None:
+    assert sorted(anneal.__all__) == sorted({*PUBLIC, "Report"}) and dir(anneal) == sorted(anneal.__all__)
+    assert {name: str(inspect.signature(getattr(anneal, name))) for name in PUBLIC} == PUBLIC
+    methods = {name: getattr(anneal.Run, name) for name in vars(anneal.Run) if not name.startswith("_")}
+    functions = {name: value for name, value in methods.items() if inspect.isfunction(value)}
+    assert {name: str(inspect.signature(value)) for name, value in functions.items()} == RUN_METHODS
+    assert methods.keys() - functions.keys() == {"path", "state"}
+    assert all(getattr(anneal, name).__doc__ for name in anneal.__all__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["anneal", "mine"])
+def test_a_folder_may_have_packages_of_the_same_names(folder: Path, first: str) -> None:
+    mine, ours = "import lib, models, train, scripts", "import anneal"
+    order = [ours, mine] if first == "anneal" else [mine, ours]
+    tiny = TINY.replace("{steps}", "2")
+    program = f"""
+        import sys
+        {order[0]}
+        {"asked = " + tiny if first == "anneal" else "pass"}
+        {order[1]}
+        asked = {tiny}
+        assert "torch" not in sys.modules
+        run = anneal.fit(asked)
+        assert run.state == "done" and run.metrics()[-1]["step"] == 2, run
+        model = anneal.load(run)
+        import torch
+        with torch.no_grad():
+            assert model.module(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
+        assert model.step == 2 and model.spec.classes == 10
+        assert anneal.fits(torch.nn.Linear(3, 4), inputs=(5, 3), gpu="rtx3090")
+        import models, lib
+        assert (lib.MINE, models.MINE, train.MINE, scripts.MINE) == ("lib", "models", "train", "scripts")
+        names = {{"lib", "models", "train", "scripts"}}
+        assert names == {{name for name in sys.modules if name.partition(".")[0] in names}}
+        assert not [path for path in sys.path if path == {str(ROOT)!r}]
+    """
+    script(folder, program)
+    assert {path.name for path in (folder / "runs").iterdir()} == {"lenet5"}
+
+
+def test_configure_is_strict_and_writes_nothing(tmp_path: Path) -> None:
+    before = sorted(ROOT.glob("*")), sorted(tmp_path.rglob("*"))
+    asked = anneal.configure("lenet5+bf16", NUM_EPOCHS=3, CONFIG_EMA=True, EMA_DECAY=0.5)
+    assert (asked.values["NUM_EPOCHS"], asked.values["PRECISION"], asked.values["EMA_DECAY"]) == (
+        3,
+        "bf16",
+        0.5,
+    )
+    assert "\nCONFIG_NUM_EPOCHS=3\n" in asked.text
+    assert (sorted(ROOT.glob("*")), sorted(tmp_path.rglob("*"))) == before
+    file = tmp_path / "config"
+    file.write_text(asked.text)
+    assert anneal.configure(file).text == anneal.configure(str(file)).text == asked.text
+    for base, options, told in (
+        ("lenet5", {"NUM_EPOHCS": 1}, "CONFIG_NUM_EPOHCS is not a symbol; did you mean CONFIG_NUM_EPOCHS"),
+        ("lenet5", {"MAX_STEPS": 3}, "CONFIG_MAX_STEPS=3 has no effect"),
+        ("lenet5", {"NUM_EPOCHS": "many"}, "is not a plain decimal number"),
+        ("lenet", {}, "there is no configuration called 'lenet'; did you mean lenet5"),
+        (tmp_path / "nope", {}, "there is no configuration at"),
+    ):
+        with pytest.raises(anneal.ConfigError, match=told.replace("(", r"\(")):
+            anneal.configure(base, **options)
+
+
+@pytest.mark.slow
+def test_a_loop_runs_and_signal_handlers_stay(tmp_path: Path) -> None:
+    """As in a notebook; and the plan is the one of make plan."""
+    tiny = TINY.replace("{steps}", "2")
+    program = f"""
+        import asyncio, signal
+        import anneal
+
+        async def cell():
+            asked = {tiny}
+            found = anneal.plan(asked)
+            assert found.values["plan"]["effective_batch"] == 512 and "micro batch" in found.text
+            return anneal.fit(asked).state
+
+        before = [signal.getsignal(number) for number in signal.Signals]
+        assert asyncio.run(cell()) == "done"
+        assert before == [signal.getsignal(number) for number in signal.Signals]
+    """
+    script(tmp_path, program)
+
+
+@pytest.mark.slow
+def test_an_interrupt_stops_with_a_checkpoint_and_fit_resumes(tmp_path: Path) -> None:
+    tiny = TINY.replace("{steps}", "4000")
+    program = f"""
+        import builtins, os, signal
+        import anneal
+        show = builtins.print
+
+        def print_and_interrupt(*words, **options):
+            show(*words, **options)
+            if str(words[0]).startswith("First optimizer step"):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        builtins.print = print_and_interrupt
+        asked = {tiny}
+        anneal._tree.module("train.api").print = print_and_interrupt
+        run = anneal.fit(asked)
+        assert run.state == "preempted", run.state
+        step = anneal.load(run).step
+        assert 0 < step < 4000
+        again = anneal.fit(asked)
+        assert again.path == run.path and anneal.load(again).step > step
+    """
+    assert "Resuming" in script(tmp_path, program)
+
+
+@pytest.mark.slow
+def test_what_cannot_begin_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    program = """
+        import anneal
+        try:
+            anneal.fit(anneal.configure("lenet5-mnist", DATA_DIR="nowhere", DATA_DOWNLOAD=False))
+        except anneal.ToolkitError as error:
+            print("told:", error)
+    """
+    told = script(tmp_path, program).splitlines()[-1]
+    assert told.startswith("told: ") and "nowhere" in told
+
+
+@pytest.mark.slow
+def test_plug_ins_of_external_are_used(folder: Path) -> None:
+    """Also by several processes, and their own imports of the tree lead to the tree."""
+    external = write_external(folder / "external")
+    program = """
+        import lib, models
+        import anneal
+        asked = anneal.configure("tiny_net", DATA_LIMIT=256, NUM_EPOCHS=1, DEVICE_CPU=True, NUM_DEVICES=2)
+        run = anneal.fit(asked)
+        model = anneal.load(run)
+        assert type(model.module[1]).__name__ == "Sequential", model
+        assert type(model.module[1][2]).__module__ == "anneal._tree.lib.nn.dropout"
+    """
+    script(folder, program, ANNEAL_EXTERNAL="external")
+    (plugins,) = folder.glob("runs/tiny_net/*/plugins.json")
+    assert f'"folder": "{external}"' in plugins.read_text()

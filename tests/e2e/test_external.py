@@ -1,0 +1,79 @@
+"""make EXTERNAL=DIR from the configuration to the evaluation, and what is told of changed code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lib.runs.directory import resolve_run
+from tests.support.configs import ROOT
+from tests.support.external import write_external
+
+pytestmark = pytest.mark.slow
+
+
+def make(out: Path, *words: str, status: int = 0) -> str:
+    command = ["make", "VENV=", f"PYTHON={sys.executable}", f"O={out}", *words]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ANNEAL_", "MAKE"))}
+    environment = {**clean, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_it_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
+    folder, out = write_external(tmp_path / "of me"), tmp_path / "out"
+    assert "is not there" in make(out, f"EXTERNAL={tmp_path / 'none'}", "defconfig-tiny_net", status=2)
+    assert not out.exists(), "nothing is made"
+    kept = f"EXTERNAL={folder} is kept in {out}/.external"
+    assert kept in make(out, f"EXTERNAL={folder}", "defconfig-tiny_net")
+    assert "tiny_net" in make(out, "list-defconfigs") and "Width of" in make(
+        out, "explain", "SYM=TINY_NET_WIDTH"
+    )
+    told = make(out, "EXTERNAL=", "checkconfig", status=2)
+    assert f"made with EXTERNAL={folder}, and EXTERNAL= is not given" in told
+    assert not (out / ".external").exists()
+    assert "tiny_net" not in make(out, "list-defconfigs")
+
+
+def test_its_names_are_completed(tmp_path: Path) -> None:
+    folder = write_external(tmp_path / "of me")
+    environment = {**os.environ, "ANNEAL_EXTERNAL": str(folder)}
+
+    def words(word: str) -> set[str]:
+        command = ["scripts/complete.sh", word]
+        return set(subprocess.check_output(command, cwd=ROOT, env=environment, text=True).splitlines())
+
+    assert words("defconfig-tiny_") == {"defconfig-tiny_net"}
+    assert words("SYM=TINY_NET_") == {"SYM=TINY_NET_WIDTH"}
+
+
+def test_a_run_keeps_and_tells_its_code(tmp_path: Path) -> None:
+    folder, out = write_external(tmp_path / "of me"), tmp_path / "out"
+    git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    if shutil.which("git"):
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+            subprocess.run([*git, *words], check=True)
+    small = ("CONFIG_DATA_LIMIT=256", "CONFIG_NUM_EPOCHS=1", "CONFIG_DEVICE_CPU=y", "CONFIG_NUM_DEVICES=2")
+    make(out, f"EXTERNAL={folder}", "defconfig-tiny_net", "train", *small)
+    run = resolve_run(out / "runs")
+    code = run.read_json("plugins")
+    assert code["model"]["folder"] == f"{folder}/models/tiny_net"
+    assert code["data set"]["folder"] == "lib/data/datasets/digits"
+    assert code["EXTERNAL"]["git_dirty"] is (False if shutil.which("git") else None)
+    assert "Different from" not in make(out, "eval")
+    with (folder / "models" / "tiny_net" / "model.py").open("a") as file:
+        file.write("# changed\n")
+    for words in (("eval",), ("rerun",)):
+        output = make(out, *words)
+        assert f"Different from {run.name}: plugins: model sha256 {code['model']['sha256']} -> " in output
+        assert "task sha256" not in output
+    again = resolve_run(out / "runs")
+    assert again.identity == run.identity, "neither path nor code is in the identity"
+    (run.path / "plugins.json").unlink()  # as runs of older versions
+    assert "Different from" not in make(out, "eval", f"RUN={run.path}")

@@ -1,0 +1,189 @@
+"""The functions of `import anneal`.
+
+Planning and training run in processes of their own: no signal handler, thread or device memory of theirs is
+left in the caller's, which may be a notebook. What is imported here needs no torch until a model is loaded.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lib import kconf
+from lib.config import config_from_values
+from lib.errors import ConfigError, Suspended, ToolkitError, error_in
+from lib.plugins import ROOT
+from lib.runs import metrics
+from lib.runs.directory import RunDir
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_LAST_LINES = 200  # that may have the error
+_RUN = re.compile(r"(?:Run|Resuming) (/.*)\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A valid configuration: its values by symbol, and its text as in a .config."""
+
+    values: Mapping[str, Any]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The decisions for this machine: values as make plan JSON=1 prints them, and a text with reasons."""
+
+    values: Mapping[str, Any]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory."""
+
+    path: Path
+
+    @property
+    def state(self) -> str:
+        """The state of the run: done, preempted (stopped with a checkpoint), failed or running."""
+        return str(RunDir.open(self.path).status().state)
+
+    def metrics(self, kind: str = "eval") -> list[dict[str, Any]]:
+        """Return the rows of its metrics of a kind, eval or train. Raises ToolkitError without any."""
+        return [row for row in metrics.read(RunDir.open(self.path).metrics) if row["kind"] == kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A trained model, and the step of its checkpoint.
+
+    module: in evaluation mode, with averaged weights where there are some; on the device of the run's plan.
+    spec:   of its data: shapes, classes and normalisation.
+    """
+
+    run: Run
+    module: nn.Module
+    spec: Any
+    step: int
+
+
+def configure(base: str | Path, **options: bool | int | float | str) -> Configuration:
+    """Resolve `base` with `options` such as NUM_EPOCHS=3 on top; writes nothing.
+
+    base: NAME or NAME+FRAGMENT as in make defconfig-NAME, or a file: a Path, or a text with a slash.
+    Raises ConfigError for an option that does not exist or has no effect.
+    """
+    from lib.sweeps.runner import compose_text
+
+    words = {True: "y", False: "n"}
+    given = {
+        f"CONFIG_{name.removeprefix('CONFIG_')}": words[value] if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }
+    try:
+        if isinstance(base, Path) or "/" in base:
+            resolved = kconf.load(root=ROOT, config_file=Path(base), overrides=given)
+        else:
+            resolved = kconf.load_written(compose_text(ROOT, base), root=ROOT, overrides=given)
+    except ConfigError as error:  # a traceback shows no findings
+        raise ConfigError("; ".join(error.findings) or str(error), findings=error.findings) from error
+    config_from_values(resolved.values)
+    return Configuration(resolved.values, resolved.text)
+
+
+def plan(configuration: Configuration) -> Plan:
+    """Decide batch, precision and parallelism for this machine, in another process. Raises ToolkitError."""
+    from lib.plan import types
+    from lib.plan.show import plain_text
+
+    lines = list[str]()
+    _run(configuration, "plan", "--json", on_line=lines.append)
+    values = json.loads("".join(lines[lines.index("{\n") : lines.index("}\n") + 1]))
+    return Plan(values, plain_text(types.Plan.from_json(values["plan"])))
+
+
+def fit(configuration: Configuration, *, runs: str | Path = "runs") -> Run:
+    """Train in another process, print what it prints, and return the run, which is below the folder `runs`.
+
+    A stopped run of the same configuration is resumed. KeyboardInterrupt stops it with a checkpoint, a
+    second one at once. Raises ConfigError if it cannot begin, ToolkitError if it fails.
+    """
+    paths = list[Path]()
+
+    def on_line(line: str) -> None:
+        print(line, end="", flush=True)
+        if found := _RUN.fullmatch(line):
+            paths.append(Path(found[1]))
+
+    _run(configuration, "--runs", str(Path(runs).absolute()), "train", on_line=on_line)
+    return Run(paths[0])
+
+
+def load(run: Run | str | Path, *, best: bool = False, runs: str | Path = "runs") -> Model:
+    """Load the latest or the best checkpoint of a run: its directory, or its name below the folder `runs`.
+
+    Raises ToolkitError if there is none.
+    """
+    import copy
+
+    from train.job import evaluated_weights
+    from train.stored_run import restore
+
+    name = str(run.path if isinstance(run, Run) else run)
+    restored = restore(name, root=ROOT, runs=Path(runs), best=best)
+    with evaluated_weights(restored.job):
+        weights = copy.deepcopy(restored.job.model).eval()
+    return Model(Run(restored.run.path), weights, restored.data.dataset.spec, restored.step)
+
+
+def _run(configuration: Configuration, *arguments: str, on_line: Callable[[str], object]) -> None:
+    """Run `python -m train` on a configuration, and pass on each line that it prints.
+
+    It is in a session of its own, so that what interrupts the caller does not reach it twice. Returns if it
+    succeeds, or stops with a checkpoint.
+    """
+    last, interrupts = collections.deque[str](maxlen=_LAST_LINES), 0
+    with tempfile.NamedTemporaryFile("w", prefix="anneal-", encoding="utf-8") as file:
+        file.write(configuration.text)
+        file.flush()
+        command = ["env", "-u", "KCONFIG_MAKE_VARIABLES", "-u", "PYTHONSAFEPATH"]
+        command += [f"KCONFIG_CONFIG={file.name}", sys.executable, "-u", "-m", "train", *arguments]
+        with subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            assert process.stdout is not None
+            while process.returncode is None:
+                try:
+                    for line in process.stdout:
+                        last.append(line)
+                        on_line(line)
+                    process.wait()
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    process.send_signal(signal.SIGINT)
+                    if interrupts > 1:
+                        raise
+    if process.returncode in (0, Suspended.exit_code):
+        return
+    if interrupts:
+        raise KeyboardInterrupt
+    kind = ConfigError if process.returncode == ConfigError.exit_code else ToolkitError
+    raise kind(error_in("".join(last)) or f"the process ended with status {process.returncode}")
