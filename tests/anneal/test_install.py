@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("pip", "setuptools")
+MISSING = [name for name in ("pip", "setuptools") if importlib.util.find_spec(name) is None]
 
 
 @pytest.mark.slow
