@@ -16,10 +16,7 @@ MISSING = [name for name in ("pip", "setuptools") if importlib.util.find_spec(na
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in NEEDED),
-    reason="pip or setuptools is not installed",
-)
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 def test_an_editable_installation_has_this_package_alone(tmp_path: Path) -> None:
     tree, environment = tmp_path / "tree", tmp_path / "environment"
     tree.mkdir()
