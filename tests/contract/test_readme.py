@@ -35,6 +35,8 @@ WITHOUT_VENV = "tests/contract/test_bootstrap.py::test_without_venv_nothing_is_i
 NEW_MODEL = "tests/contract/test_scaffold.py::test_a_new_model_passes_the_tests_of_models"
 NEW_DATA = "tests/contract/test_scaffold.py::test_a_new_data_set_trains_at_once"
 NEW_TASK = "tests/contract/test_scaffold.py::test_a_model_of_a_new_task_trains_at_once"
+EXTERNAL = "tests/e2e/test_external.py::test_it_is_kept_until_it_is_forgotten"
+INSTALL = "tests/anneal/test_install.py::test_an_editable_installation_has_this_package_alone"
 SETTINGS = "tests/contract/test_docs.py::test_the_settings_of_a_tutorial_are_possible"
 FINE_TUNED = "tests/e2e/test_finetune.py::test_a_run_is_fine_tuned_on_a_folder_of_images"
 COMMANDS = {
@@ -122,6 +124,8 @@ COMMANDS = {
     "make train VENV=": WITHOUT_VENV,
     "make new-model NAME=my_net TASK=classify": NEW_MODEL,
     "make defconfig-my_net && make train": END_TO_END,
+    "make EXTERNAL=../my_lab list-defconfigs": EXTERNAL,
+    "pip install -e .": INSTALL,
     "make new-data NAME=my_data": NEW_DATA,
     "make defconfig-my_data && make train": NEW_DATA,
     "make new-task NAME=my_task": NEW_TASK,
@@ -136,7 +140,7 @@ COMMANDS = {
 
 MADE_BY_USE = (
     *(".venv", "data", "runs", "build", "include", "defconfigs/my_net", "models/my_net"),
-    *("lib/data/datasets/my_data", "train/tasks/my_task"),
+    *("lib/data/datasets/my_data", "train/tasks/my_task", "my_lab"),
 )
 PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
 # Variables of other Kconfig tools, of which docs/configuration.md says how it is here.
@@ -144,6 +148,7 @@ OF_OTHER_TOOLS = {
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
+    "ANNEAL_EXTERNAL",  # of python, in the place of make's EXTERNAL=
     "CUDA_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",

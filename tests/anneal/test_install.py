@@ -1,0 +1,52 @@
+"""pip install -e .: the package anneal is importable, and nothing else of the tree."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MISSING = [name for name in ("pip", "setuptools") if importlib.util.find_spec(name) is None]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+def test_an_editable_installation_has_this_package_alone(tmp_path: Path) -> None:
+    tree, environment = tmp_path / "tree", tmp_path / "environment"
+    tree.mkdir()
+    for name in ("anneal", "lib", "models", "train", "scripts", "defconfigs"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Kconfig", "Kconfig.legacy", "pyproject.toml", "requirements.txt", "README.md"):
+        shutil.copy(ROOT / name, tree)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "known.pth").write_text(
+        sysconfig.get_paths()["purelib"] + "\n"
+    )  # setuptools, and what lib imports
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        f"--python={python}",
+        "install",
+        "--disable-pip-version-check",
+    ]
+    pip += ["--no-index", "--no-deps", "--no-build-isolation", "-e", "."]
+    done = subprocess.run(pip, cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    program = (
+        "import importlib.util, anneal\n"
+        "assert anneal.configure('lenet5').values['MODEL'] == 'lenet5'\n"
+        "print(anneal.__file__, [name for name in ('lib', 'models', 'train', 'scripts', 'defconfigs')"
+        " if importlib.util.find_spec(name)])\n"
+    )
+    done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (f"{tree}/anneal/__init__.py []\n", 0), done.stderr
