@@ -88,6 +88,7 @@ def make_job(
         wrapped=wrapped,
         forward=_forward(plan, model, wrapped),
         keeping=_keeping(config, plan, model),
+        reseeds=bool(data.facts.inexact),
         dropouts=dropouts(model),
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
