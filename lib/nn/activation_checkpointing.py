@@ -1,15 +1,15 @@
 """Activation checkpointing: recompute activations in the backward pass (Chen et al. 2016).
 
 A model runs its blocks through a `Chain`, which is configured from outside, like normalisation. Of a model
-without one the blocks are the members of its longest Sequential or ModuleList of one class, and all others of
-that class. Gradients are the same to the bit, and updates of buffers (the running statistics of
-normalisation) happen once.
+without one the blocks are the members of Sequentials and ModuleLists of the most frequent class. Gradients
+are the same to the bit, and updates of buffers (the running statistics of normalisation) happen once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lib.distributed.fsdp import blocks_of
 from lib.errors import ConfigError
 
 Recompute: TypeAlias = Literal["none", "blocks", "all"]
@@ -95,13 +96,10 @@ def stop_recomputing(model: nn.Module) -> None:
 
 
 def _blocks_without_chain(model: nn.Module) -> list[nn.Module]:
-    """Return all blocks of the class of the longest list of composed blocks of one class; [] without one."""
-    lists = [[*one.children()] for one in model.modules() if isinstance(one, nn.Sequential | nn.ModuleList)]
-    alike = [one for one in lists if len(one) > 1 and len({*map(type, one)}) == 1 and [*one[0].children()]]
-    if not alike:
-        return []
-    kind = type(max(alike, key=len)[0])
-    return [block for one in lists for block in one if type(block) is kind]
+    """Return the blocks of the most frequent class; [] where there are not two of one class."""
+    blocks = blocks_of(model)
+    kind, count = max(Counter(map(type, blocks)).items(), key=lambda one: one[1], default=(nn.Module, 0))
+    return [block for block in blocks if type(block) is kind] if count > 1 else []
 
 
 def _one_by_one(blocks: Sequence[Block], x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from lib.errors import ConfigError, os_errors
 from lib.plugins import ROOT
-from lib.runs.identity import WEIGHT_FILES
 
 
 def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...]]:
@@ -30,7 +29,8 @@ def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...
         raise ConfigError(f"{requested} has no config.json", todo="give the directory that has it")
     with os_errors("read"):
         text = file.read_text(encoding="utf-8", errors="replace")
-        files = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHT_FILES)
+        files = sorted(path.name for path in folder.glob("*.safetensors"))
+        others = sorted(path.name for path in folder.glob("*.bin"))
     try:
         values = json.loads(text)
     except ValueError as error:
@@ -43,4 +43,9 @@ def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...
         raise ConfigError(f"{file} asks for code", why=why, todo="use a model whose class is in transformers")
     if "quantization_config" in values:
         raise ConfigError(f"{file} is of quantized weights", todo="give the directory of the full weights")
+    if others and not files:
+        todo = "convert it to safetensors, or remove it to start from random weights"
+        raise ConfigError(
+            f"{folder / others[0]} is a pickle, and weights are read from safetensors", todo=todo
+        )
     return folder, kind, tuple(files)

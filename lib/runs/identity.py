@@ -30,7 +30,6 @@ _GROUPS = ("SLURM_", "SINK_")
 _HASHED_AS: Mapping[str, Value] = {"DIST_STRATEGY": "auto"}
 # Directories of models: what is in them is hashed, and not where they are.
 _DIRECTORIES = ("HUGGINGFACE_DIR",)
-WEIGHT_FILES = (".safetensors", ".bin")  # suffixes
 _END_BYTES = 1 << 16  # at each end of a file of weights, which differ between two trainings
 # Symbol prefixes that identities left out until 0.1.0, when they hashed every symbol of the tree.
 _FORMERLY_EXCLUDED = (*_LAUNCH, "CHECKPOINT_URL", *_GROUPS)
@@ -79,7 +78,7 @@ def _content(value: Value) -> Value:
     digest = hashlib.sha256()
     try:
         digest.update((folder / "config.json").read_bytes())
-        for file in sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_FILES):
+        for file in sorted(folder.glob("*.safetensors")):
             size = file.stat().st_size
             digest.update(f"{file.name} {size}".encode())
             with file.open("rb") as stream:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lib.data.types import ImageSpec, TextClassSpec
 from lib.errors import ConfigError
-from lib.memory.simulation import simulated
+from lib.memory.simulation import replaced, simulated
 from lib.memory.twin import RealConstants
 from lib.nn.dropout import Dropout
 from lib.nn.model_directory import open_directory
@@ -61,7 +61,7 @@ def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
     chosen = classes[type(config)]
     kind = chosen[0] if isinstance(chosen, Sequence) else chosen
     with RealConstants() if simulated() else contextlib.nullcontext():
-        return _with_logits(_made(transformers, kind, config, folder, files), spec)
+        return _with_logits(transformers, _made(transformers, kind, config, folder, files), spec)
 
 
 def _configuration(transformers: Any, folder: str) -> Any:
@@ -120,11 +120,15 @@ def _made(transformers: Any, kind: Any, config: Any, folder: str, files: Sequenc
 
 
 def _loaded(kind: Any, config: Any, folder: str, attention: str) -> nn.Module:
-    options = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
-    options |= {"ignore_mismatched_sizes": True, "dtype": torch.float32, "attn_implementation": attention}
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    options |= {
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+        "attn_implementation": attention,
+    }
     try:
-        model, info = kind.from_pretrained(folder, config=config, **options)
-    except (OSError, RuntimeError, KeyError) as error:
+        model, info = kind.from_pretrained(folder, config=config, dtype=torch.float32, **options)
+    except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
     base = f"{kind.base_model_prefix}."
@@ -146,15 +150,19 @@ def _loaded(kind: Any, config: Any, folder: str, attention: str) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def _with_logits(model: nn.Module, spec: ImageSpec | TextClassSpec) -> nn.Module:
+def _with_logits(transformers: Any, model: nn.Module, spec: ImageSpec | TextClassSpec) -> nn.Module:
     """Let `model` take inputs and return logits, in place: the names of its weights stay transformers'."""
     kind = type(model)
+    # It would look for a mask of ones, so that the kernel and its rounding depended on what is in a batch.
+    explicit = {"is_tracing": lambda *_: True}
 
     def forward(self: Any, inputs: Tensor) -> Tensor:
         if isinstance(spec, ImageSpec):
             return kind.forward(self, pixel_values=inputs).logits  # type: ignore[no-any-return]
-        mask = (inputs != spec.pad).long()
-        return kind.forward(self, input_ids=inputs, attention_mask=mask).logits  # type: ignore[no-any-return]
+        compiling = torch.compiler.is_compiling()
+        with contextlib.nullcontext() if compiling else replaced(transformers.masking_utils, **explicit):
+            mask = (inputs != spec.pad).long()
+            return kind.forward(self, input_ids=inputs, attention_mask=mask).logits  # type: ignore[no-any-return]
 
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
     return model

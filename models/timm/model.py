@@ -119,8 +119,8 @@ def _fits(value: Any, default: Any) -> bool:
     """Return True if `value` is of the type of `default`; in the place of None anything plain is."""
     if isinstance(default, bool):
         return isinstance(value, bool)
-    if isinstance(default, int | float):
-        return type(value) is int or (type(value) is float and isinstance(default, float))
+    if isinstance(default, int | float):  # many take a number for each stage, too
+        return type(value) in (int, tuple, list) or (type(value) is float and isinstance(default, float))
     if isinstance(default, str):
         return isinstance(value, str)
     return isinstance(value, list | tuple) if isinstance(default, list | tuple) else not callable(default)

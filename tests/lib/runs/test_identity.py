@@ -207,3 +207,22 @@ def test_the_strategy_is_no_part_of_the_identity(kconfig: Path) -> None:
     assert not is_identity(known, ddp, stored=lambda: None)
     before = run_identity._digest(run_identity._training_values(ddp.in_effect))
     assert before != identity(ddp.in_effect) and is_identity(before, ddp, stored=lambda: None)
+
+
+def test_a_model_directory_counts_by_its_content_wherever_it_is(tmp_path: Path) -> None:
+    def made(name: str, config: str, weights: bytes = b"") -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(config)
+        if weights:
+            (folder / "model.safetensors").write_bytes(weights)
+        return identity(resolved(ROOT, MODEL_HUGGINGFACE="y", HUGGINGFACE_DIR=str(folder)).in_effect)
+
+    one = made("one", "{}")
+    assert one == made("two", "{}")
+    trained = made("trained", "{}", b"weights" * 100_000)
+    others = {trained, made("other", "{ }"), made("more", "{}", b"weights" * 100_001)}
+    others |= {made("last", "{}", b"weights" * 99_999 + b"WEIGHTS")}
+    assert len(others | {one}) == 5
+    nowhere = resolved(ROOT, MODEL_HUGGINGFACE="y", HUGGINGFACE_DIR=str(tmp_path / "nowhere"))
+    assert identity(nowhere.in_effect) not in others, "training it is refused"
