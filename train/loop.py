@@ -171,7 +171,7 @@ def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
         row = first + offset
         if job.dropouts or job.reseeds:
             keyed = progress.step * plan.effective_batch + row
-            known = {"seed": job.config.seed, "first": keyed, "reseeds": job.reseeds}
+            known: dict[str, Any] = {"seed": job.config.seed, "first": keyed, "reseeds": job.reseeds}
             key_samples(job.dropouts, count=len(batch.inputs), device=backend.device, **known)
         if job.carry is not None:
             job.carry.seek(step=progress.step, first=row, offset=offset, count=size, rows=len(batch.inputs))

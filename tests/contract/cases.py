@@ -22,6 +22,12 @@ NAMES = tuple(name for name in MODELS.names() if name not in WITH_EXTRAS)
 LANGUAGE_MODELS = tuple(name for name in NAMES if load_model(name).TASK == "lm")
 
 
+def needs_extra(defconfig: Path) -> bool:
+    """Of a shipped configuration: tests/extras has what trains it or builds its model."""
+    text = defconfig.read_text(encoding="utf-8")
+    return any(f"CONFIG_MODEL_{name.upper()}=y" in text for name in WITH_EXTRAS)
+
+
 def golden(name: str) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = json.loads((ROOT / "tests" / "golden" / f"{name}.json").read_text())[
         "cases"

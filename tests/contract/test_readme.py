@@ -52,6 +52,9 @@ COMMANDS = {
     "make defconfig-tabular-regression": RUN,
     'make setconfig SET="DATASET_TABULAR=y DATA_DIR=../houses TABULAR_FILE=houses.csv TABULAR_TARGETS=price"'
     "": SETTINGS,
+    "make defconfig-vit-tiny-scenes": RUN,
+    "make train CONFIG_TIMM_NAME=resnet18 CONFIG_TIMM_OPTIONS=": DRY,
+    "make train CONFIG_MODEL_HUGGINGFACE=y CONFIG_HUGGINGFACE_DIR=models/my-vit": DRY,
     'make setconfig SET="TABULAR_TARGETS=kind TABULAR_TARGET_CLASSES=y"': SETTINGS,
     'make setconfig SET="DEVICE_CUDA=y NUM_DEVICES=8 DIST_NNODES=2"': SETTINGS,
     'make setconfig SET="SLURM_PARTITION=gpu SLURM_TIME=12:00:00"': SETTINGS,

@@ -19,13 +19,14 @@ from torch import nn
 from lib.config import Config
 from lib.devices.base import Backend
 from lib.errors import ConfigError
+from lib.kconf.defconfig import available
 from lib.memory.facts import saved_bytes
 from lib.nn.batch_norm import configure_norm
 from lib.nn.dropout import dropouts, key_samples
 from lib.nn.model_code import build_model
 from lib.plan.fitting import step_settings
 from lib.plan.gpus import parse_gpu
-from tests.contract import cases, effects, options, small_data, test_models
+from tests.contract import cases, effects, options, small_data, test_models, test_parameter_counts
 from tests.contract.effects import DataLocation
 from tests.contract.test_every_option_counts import SMALL, Base, Examination
 from tests.extras import foreign, ranks_worker
@@ -289,6 +290,12 @@ def test_a_bad_name_ends_the_command_with_2_and_makes_nothing(tmp_path: Path) ->
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and not runs.exists()
     assert [line for line in done.stderr.splitlines() if "error" in line] == done.stderr.splitlines()[-1:]
+
+
+@pytest.mark.parametrize("path", [path for path in available(ROOT)[0] if cases.needs_extra(path)], ids=str)
+def test_shipped_configurations_tell_their_size_and_the_package(path: Path) -> None:
+    test_parameter_counts.test_the_first_line_tells_the_number_of_parameters(path=path)
+    assert "needs that package" in path.read_text()
 
 
 def test_torchvision_is_not_left_behind() -> None:
