@@ -217,6 +217,21 @@ def test_weights_of_a_directory_are_loaded_and_must_fit(tmp_path: Path) -> None:
         data_of("hf-bert", config)
 
 
+def test_attention_drops_by_sample(tmp_path: Path) -> None:
+    config = config_of("hf-bert", tmp_path)
+    spec = data_of("hf-bert", config).dataset.spec
+    model, tokens = built(config, spec), stock_layers._inputs(spec, 2)
+    layers = [layer for name, layer in model.named_modules() if name.endswith("keyed_dropout")]
+    assert len(layers) == 2 and all(layer.rate == 0.2 for layer in layers)  # type: ignore[union-attr]
+    for each in dropouts(model):
+        each.train(each in layers)
+    found = []
+    for first in (0, 0, 8):
+        key_samples(dropouts(model), seed=0, first=first, count=2, device=torch.device("cpu"))
+        found.append(model(tokens))
+    assert torch.equal(found[0], found[1]) and not torch.allclose(found[0], found[2])
+
+
 def test_padding_is_masked(tmp_path: Path) -> None:
     config = config_of("hf-bert", tmp_path)
     data = data_of("hf-bert", config)

@@ -316,6 +316,8 @@ def test_derived_layers_and_rows_of_tokens_are_in_groups_of_samples(make: Any) -
         assert configure_norm(model, norm_batch=GROUP, momentum=0.1) > 0
         for part in samples(EFFECTIVE).split(micro_batch):
             model(part).pow(3).sum().backward()
+        counts = [layer.pending_3C[2] for layer in model.modules() if hasattr(layer, "pending_3C")]
+        assert counts and all((count == EFFECTIVE / GROUP).all() for count in counts), "groups of samples"
         commit_statistics(model)
         found.append([*(weight.grad for weight in model.parameters()), *model.buffers()])
         assert any(int(count) for name, count in model.named_buffers() if "tracked" in name)

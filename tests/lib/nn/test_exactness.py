@@ -102,6 +102,11 @@ def test_a_plain_batch_normalisation_alone_is_named() -> None:
     assert inexact_modules(model, inputs()) == ["norm (BatchNorm1d)"]
 
 
+def test_what_is_seldom_dropped_is_found_by_the_random_numbers_that_it_draws() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), DropPath(1e-6)).double()
+    assert inexact_modules(model, inputs()) == ["1 (DropPath)"]
+
+
 def test_generators_stay_where_they_were() -> None:
     before = torch.get_rng_state()
     inexact_modules(Net().double(), inputs())
