@@ -113,6 +113,9 @@ def test_without_the_conversion_it_does_and_the_layers_are_named(
     assert largest_difference(whole, halves) > 1e-6
     assert largest_difference(whole, again) == 0, "torch's generator is seeded by the sample"
     plan, _ = predicted_plan(config, data, CPU)
+    options = {"hardware": CPU, "plan": small_plan(8), "root": tmp_path, "runs": tmp_path}
+    passed, finding = checks.accumulation(checks.Candidate(config=config, data=data, **options))
+    assert not passed and data.facts.inexact[0] in finding
     assert "NOTE: not independent of the micro-batch, by trying it: " in plan.reasons["norm_batch"]
 
 
