@@ -51,17 +51,17 @@ def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
         if images
         else transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     )
-    config = _configuration(transformers, folder)
-    if type(config) not in classes:
+    theirs = _configuration(transformers, folder)
+    if type(theirs) not in classes:
         raise ConfigError(
-            f"{folder}: transformers has no class of {task} for {config.model_type}",
+            f"{folder}: transformers has no class of {task} for {theirs.model_type}",
             todo="choose another directory, or another CONFIG_HUGGINGFACE_INPUT",
         )
-    _set_sizes(config, spec, folder)
-    chosen = classes[type(config)]
+    _set_sizes(theirs, spec, folder)
+    chosen = classes[type(theirs)]
     kind = chosen[0] if isinstance(chosen, Sequence) else chosen
     with RealConstants() if simulated() else contextlib.nullcontext():
-        return _with_logits(transformers, _made(transformers, kind, config, folder, files), spec)
+        return _with_logits(transformers, _made(transformers, kind, theirs, folder, files), spec)
 
 
 def _configuration(transformers: Any, folder: str) -> Any:
@@ -73,30 +73,30 @@ def _configuration(transformers: Any, folder: str) -> Any:
         raise ConfigError(what, why=" ".join(str(error).split())[:200]) from error
 
 
-def _set_sizes(config: Any, spec: ImageSpec | TextClassSpec, folder: str) -> None:
+def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str) -> None:
     """Set what follows from the data: classes, image size and channels, or vocabulary and padding."""
-    config.num_labels = spec.classes
-    config.use_cache = False
+    theirs.num_labels = spec.classes
+    theirs.use_cache = False
     if isinstance(spec, ImageSpec):
-        inner = getattr(config, "vision_config", config)
+        inner = getattr(theirs, "vision_config", theirs)
         size = spec.height if spec.height == spec.width else (spec.height, spec.width)
         for name, value in (("image_size", size), ("num_channels", spec.channels)):
             if hasattr(inner, name):
                 setattr(inner, name, value)
         return
-    longest = getattr(config, "max_position_embeddings", None) or spec.block_size
+    longest = getattr(theirs, "max_position_embeddings", None) or spec.block_size
     if spec.block_size > longest:
         raise ConfigError(
             f"CONFIG_BLOCK_SIZE={spec.block_size} is too long for {folder}",
             why=f"it has max_position_embeddings={longest}",
             todo=f"set CONFIG_BLOCK_SIZE={longest}",
         )
-    config.vocab_size, config.pad_token_id = spec.vocab_size, spec.pad
+    theirs.vocab_size, theirs.pad_token_id = spec.vocab_size, spec.pad
 
 
-def _made(transformers: Any, kind: Any, config: Any, folder: str, files: Sequence[str]) -> nn.Module:
+def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequence[str]) -> nn.Module:
     """Return the model, with the weights in `folder` where there are any and contents are wanted."""
-    rate = max((getattr(config, name, 0) or 0 for name in _ATTENTION_DROPOUT), default=0)
+    rate = max((getattr(theirs, name, 0) or 0 for name in _ATTENTION_DROPOUT), default=0)
     transformers.AttentionInterface.register(_ATTENTION, _attention)
     transformers.AttentionMaskInterface.register(_ATTENTION, transformers.masking_utils.eager_mask)
     contents = files and not simulated() and torch.empty(0).device.type != "meta"
@@ -104,9 +104,9 @@ def _made(transformers: Any, kind: Any, config: Any, folder: str, files: Sequenc
     for attention in (_ATTENTION,) * bool(rate) + ("sdpa", "eager"):
         try:
             if contents:
-                model = _loaded(kind, config, folder, attention)
+                model = _loaded(kind, theirs, folder, attention)
             else:
-                model = kind._from_config(config, attn_implementation=attention)
+                model = kind._from_config(theirs, attn_implementation=attention)
         except (ValueError, ImportError) as error:  # most often: no such attention
             errors.append(error)
             continue
@@ -119,7 +119,7 @@ def _made(transformers: Any, kind: Any, config: Any, folder: str, files: Sequenc
     )
 
 
-def _loaded(kind: Any, config: Any, folder: str, attention: str) -> nn.Module:
+def _loaded(kind: Any, theirs: Any, folder: str, attention: str) -> nn.Module:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     options |= {
         "output_loading_info": True,
@@ -127,7 +127,7 @@ def _loaded(kind: Any, config: Any, folder: str, attention: str) -> nn.Module:
         "attn_implementation": attention,
     }
     try:
-        model, info = kind.from_pretrained(folder, config=config, dtype=torch.float32, **options)
+        model, info = kind.from_pretrained(folder, config=theirs, dtype=torch.float32, **options)
     except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
