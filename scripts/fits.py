@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from lib.errors import ConfigError, run_main
 from lib.memory.any_module import Report, reports
 from lib.memory.simulation import simulation
 from lib.memory.twin import RealConstants
+from lib.nn.packages import import_extra
 from lib.plan.cost import LIST, price_of
 from lib.plan.fitting import GAPS, largest_fitting, split_under
 from lib.plan.gpus import find_gpu, machine_names, parse_gpu
@@ -55,11 +55,11 @@ class Request:
     def build(self) -> nn.Module:
         """Make the model, within a simulation."""
         source, _, name = self.model.partition(":")
-        model: Any = _package("timm").create_model(name) if source == "timm" else _of_transformers(name)()
+        model: Any = import_extra("timm").create_model(name) if source == "timm" else _of_transformers(name)()
         if self.lora:
             linear = [at for at, layer in model.named_modules() if isinstance(layer, nn.Linear)]
             target: Any = [at for at in linear if "head" not in at] if source == "timm" else "all-linear"
-            peft = _package("peft")
+            peft = import_extra("peft")
             model = peft.get_peft_model(model, peft.LoraConfig(r=self.lora, target_modules=target))
         if self.checkpoint and source == "timm":
             model.set_grad_checkpointing()
@@ -74,9 +74,9 @@ class Request:
         """Return the shapes of one sample, with labels where the model takes them."""
         source, _, name = self.model.partition(":")
         if source == "timm":
-            if not _package("timm").is_model(name):
+            if not import_extra("timm").is_model(name):
                 raise ConfigError(f"MODEL={self.model} is no model of the installed timm")
-            return (1, *_package("timm").get_pretrained_cfg(name).input_size)
+            return (1, *import_extra("timm").get_pretrained_cfg(name).input_size)
         make = _of_transformers(name)
         given, takes, kind = make.args[0], make.func.main_input_name, make.func.__name__  # type: ignore[attr-defined]
         text = (1, self.seq or min(2048, getattr(given, "max_position_embeddings", 2048)))
@@ -220,23 +220,15 @@ def in_4_bits(request: Request) -> Mapping[str, float]:
 @functools.cache
 def _of_transformers(path: str) -> functools.partial[nn.Module]:
     """Return what makes the model of the configuration in `path`, which is its argument."""
-    transformers = _package("transformers")
+    transformers = import_extra("transformers")
     if not Path(path).exists():
         raise ConfigError(f"MODEL=hf:{path} is no folder and no file", todo="name one with a config.json")
     try:
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         name = (config.architectures or [transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__])[0]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"MODEL=hf:{path} names no model", why=str(error).splitlines()[0]) from error
     return functools.partial(getattr(transformers, name), config)
-
-
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        todo = f"install it beside torch: pip install {name}"
-        raise ConfigError(f"make fits needs {name} here", why=str(error), todo=todo) from error
 
 
 def drawn(report: Report, title: str) -> bytes:

@@ -74,7 +74,6 @@ def make_job(
     prepared = None if data.prepared is None else data.prepared.load(plan, backend, dtype)
     task = make_task(config, data.dataset.spec, prepared=prepared, train=data.dataset.train)
     batch = {"train_size": data.dataset.train.size, "effective_batch": plan.effective_batch}
-    budget = budget_of(config, **batch)
     loader_config = _loader_config(config, plan, data, hardware, backend, record.log, dtype)
     ahead = epochs_ahead(config, plan, data.dataset.train, log=record.log) if whole_run else 0
     if whole_run and (line := warm_up_text(config, **batch)):
@@ -88,10 +87,11 @@ def make_job(
         wrapped=wrapped,
         forward=_forward(plan, model, wrapped),
         keeping=_keeping(config, plan, model),
+        reseeds=bool(data.facts.inexact),
         dropouts=dropouts(model),
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
-        ema=_ema(config, plan, model, budget, record.log),
+        ema=_ema(config, plan, model, budget := budget_of(config, **batch), record.log),
         carry=task.carry if isinstance(task, Carries) else None,
         train_loader=_train_loader(config, data, loader_config, epochs_ahead=ahead),
         eval_loader=EvalLoader(data.dataset.test, data.dataset.spec, loader_config),

@@ -131,6 +131,7 @@ class Job:
     wrapped: nn.Module  # the model, averaging gradients over ranks
     forward: Forward  # the wrapped model, perhaps compiled
     keeping: AbstractContextManager[Any]  # for training forward passes: activation offloading
+    reseeds: bool  # torch's generator, for layers that draw from it
     dropouts: tuple[Dropout, ...]  # modules of the model
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler

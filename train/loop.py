@@ -170,10 +170,10 @@ def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
     for number, batch in enumerate(batches, start=1):
         size, last = sizes[number - 1], number == plan.accumulation  # zip would keep the batch before
         row = first + offset
-        if job.dropouts:
+        if job.dropouts or job.reseeds:
             keyed = progress.step * plan.effective_batch + row
-            count = len(batch.inputs)
-            key_samples(job.dropouts, seed=job.config.seed, first=keyed, count=count, device=backend.device)
+            known: dict[str, Any] = {"seed": job.config.seed, "first": keyed, "reseeds": job.reseeds}
+            key_samples(job.dropouts, count=len(batch.inputs), device=backend.device, **known)
         if job.carry is not None:
             job.carry.seek(step=progress.step, first=row, offset=offset, count=size, rows=len(batch.inputs))
         if plan.norm_batch and batch.weights is not None:

@@ -18,7 +18,8 @@ from lib.data.types import Spec, TextClassSpec, TextSpec, TokenTagSpec
 from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
-from lib.nn.model_code import ModelCode, build_model
+from lib.nn.dropout import key_stock_dropouts
+from lib.nn.model_code import ModelCode, build_model, has_stock_layers
 from lib.plan.types import ModelFacts, least_effective_batch
 from lib.plugins import MODELS
 from train.job import warm_up_text
@@ -213,13 +214,22 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
     check_task(config, dataset)
     spec = dataset.spec
     known: dict[str, Any] = {"name": config.model, "train_size": dataset.train.size}
-    errors = list[ConfigError]()
+    errors, stock = list[ConfigError](), False
+
+    def build() -> nn.Module:
+        nonlocal stock
+        model = build_model(config.model, config.model_options, spec, seed=config.seed)
+        stock = has_stock_layers(model)
+        return checked(converted(model, config), config, spec)
+
     for rows in ROWS:
         try:
             with ModelCode(config.model, torchs=True):
-                facts = model_facts(
-                    lambda: checked(built(config, spec), config, spec), spec, rows=rows, **known
-                )
+                facts = model_facts(build, spec, rows=rows, **known)
+            if stock:
+                from train.stock_layers import with_trial  # models of the tree do without
+
+                facts = with_trial(config, spec, facts)
             return TrainingData(dataset=dataset, facts=facts)
         except ConfigError as error:
             errors.append(error)
@@ -236,7 +246,12 @@ def evaluation_part(config: Config, dataset: Dataset) -> str:
 
 def built(config: Config, spec: Spec) -> nn.Module:
     """Build the configured model for data of `spec`."""
-    model = build_model(config.model, config.model_options, spec, seed=config.seed)
+    return converted(build_model(config.model, config.model_options, spec, seed=config.seed), config)
+
+
+def converted(model: nn.Module, config: Config) -> nn.Module:
+    """Key the stock dropout of a new `model` by sample, and configure its activation checkpointing."""
+    key_stock_dropouts(model)
     configure_recomputation(model, config.grad_checkpoint or "none")
     if config.weights.freeze:
         from lib.nn.weights import freeze

@@ -6,7 +6,8 @@ ghost batches: consecutive groups of `norm_batch` rows (Hoffer et al. 2017, "Tra
 generalize better"). The running statistics move once per optimizer step, to the mean over all
 groups of the step on all devices.
 
-Models use the layers of torch.nn; `configure_norm` converts them to these where there are groups.
+Models use the layers of torch.nn, or layers derived from them; `configure_norm` converts them to these where
+there are groups.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class _Ghost(_BatchNorm):
     running_var: Tensor
     num_batches_tracked: Tensor
     pending_3C: Tensor  # sums over groups of: the mean, the unbiased variance, one
+    samples: int | None = None  # of the batch, where tokens may be folded into rows; None: rows are samples
     weights_G: Tensor | None = None  # 1 for a group, 0 for one of padding; None: all 1
 
     def forward(self, input: Tensor) -> Tensor:
@@ -54,17 +56,18 @@ class _Ghost(_BatchNorm):
         if self.norm_batch == 0 or not self.training:
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        rows = input.shape[0]
-        if rows % self.norm_batch:
-            raise ValueError(f"{rows} rows cannot be split into ghost batches of {self.norm_batch}")
-        if rows == self.norm_batch:
+        rows, group = input.shape[0], self.norm_batch
+        samples = self.samples if self.samples and rows % self.samples == 0 else rows
+        if samples % group:
+            raise ValueError(f"{samples} rows cannot be split into ghost batches of {group}")
+        if samples == group:
             return self._normalise_group(input, 0)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and samples == rows:
             return self._normalise_groups_at_once(input)
         # Reading views and copying once at the end is faster in eager mode than the
         # broadcast below, and a group's result is bit-identical whatever other groups are in the batch.
-        groups = enumerate(torch.split(input, self.norm_batch))
-        return torch.cat([self._normalise_group(group, place) for place, group in groups])
+        groups = enumerate(torch.split(input, rows // samples * group))
+        return torch.cat([self._normalise_group(each, place) for place, each in groups])
 
     def extra_repr(self) -> str:
         described: str = super().extra_repr()  # type: ignore[no-untyped-call]
@@ -100,6 +103,30 @@ class _Ghost(_BatchNorm):
         return y_GgC.flatten(0, 1).to(x_NC.dtype)
 
 
+class _DerivedGhost(_Ghost):
+    """Mix-in for a layer with a forward pass of its own, which runs once per group."""
+
+    def _normalise_group(self, x_gC: Tensor, place: int) -> Tensor:
+        statistics_3C = torch.zeros_like(self.pending_3C)
+        statistics_3C[2].fill_(1)
+        own, momentum = dict(self._buffers), self.momentum
+        given = {"running_mean": statistics_3C[0], "running_var": statistics_3C[1]}
+        self._buffers |= {**given, "num_batches_tracked": self.num_batches_tracked.clone()}
+        self.momentum = 1.0
+        try:
+            y_gC: Tensor = super(_Ghost, self).forward(x_gC)  # of the class that was derived from torch's
+        finally:
+            self._buffers |= own
+            self.momentum = momentum
+        weighted_3C = statistics_3C if self.weights_G is None else statistics_3C * self.weights_G[place]
+        self.pending_3C.add_(weighted_3C)
+        return y_gC
+
+    def _normalise_groups_at_once(self, x_NC: Tensor) -> Tensor:
+        groups = enumerate(torch.split(x_NC, self.norm_batch))
+        return torch.cat([self._normalise_group(group, place) for place, group in groups])
+
+
 class GhostBatchNorm1d(_Ghost, nn.BatchNorm1d):
     """Ghost batch normalisation of (N, C) or (N, C, L)."""
 
@@ -117,37 +144,58 @@ _GHOSTS: dict[type[nn.Module], type[_Ghost]] = {
     nn.BatchNorm2d: GhostBatchNorm2d,
     nn.BatchNorm3d: GhostBatchNorm3d,
 }
+_OF_SAMPLES = {
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    GhostBatchNorm2d,
+    GhostBatchNorm3d,
+}  # of these rows are samples
 
 
-def configure_norm(model: nn.Module, *, norm_batch: int, momentum: float | None) -> None:
-    """Set groups of `norm_batch` rows in every batch normalisation of `model` (0: plain).
+def configure_norm(model: nn.Module, *, norm_batch: int, momentum: float | None) -> int:
+    """Set groups of `norm_batch` samples in every batch normalisation of `model` (0: plain).
 
-    Layers of torch.nn become ghost ones in place: weights, buffers and their names in the state stay.
-    momentum: of the running statistics; None keeps that of the layers. Raises ConfigError if a layer
-    does not support groups.
+    Layers of torch.nn, and those derived from them, become ghost ones in place: weights, buffers and their
+    names in the state stay. Where not all are torch's BatchNorm2d or 3d, rows may be tokens: a group then has
+    as many rows as its samples have. momentum: of the running statistics; None keeps that of the layers.
+    Returns the number of layers with groups. Raises ConfigError if a layer does not support them.
     """
-    for name, module in model.named_modules():
-        if not isinstance(module, _BatchNorm) or isinstance(module, FrozenNorm):
-            continue
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and not isinstance(module, FrozenNorm)
+    }
+    folded = not {*map(type, found.values())} <= _OF_SAMPLES
+    for name, module in found.items():
         if momentum is not None:
             module.momentum = momentum
         if norm_batch and not isinstance(module, _Ghost):
             _convert(module, name=name, norm_batch=norm_batch)
         if isinstance(module, _Ghost):
             module.norm_batch = norm_batch
+    if folded and norm_batch:
+        layers = _ghost_layers(model)
+
+        def count_samples(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            for layer in layers:
+                layer.samples = len(inputs[0])
+
+        model.register_forward_pre_hook(count_samples)
+    return len(found) if norm_batch else 0
 
 
 def _convert(module: _BatchNorm, *, name: str, norm_batch: int) -> None:
-    ghost = _GHOSTS.get(type(module))
-    if ghost is None or module.running_mean is None:
-        layer = f"{name} of the model is a {type(module).__name__}"
+    kind = type(module)
+    derived = isinstance(module, tuple(_GHOSTS)) and "forward" not in vars(module)
+    if not derived or module.running_mean is None:
+        layer = f"{name} of the model is a {kind.__name__}"
         raise ConfigError(
             f"CONFIG_NORM_BATCH={norm_batch} is not possible",
-            why=f"{layer} with track_running_stats=False" if ghost else f"{layer}, which has no groups",
+            why=f"{layer} with track_running_stats=False" if derived else f"{layer}, which has no groups",
             todo="use BatchNorm1d, 2d or 3d of torch.nn with running statistics, or set CONFIG_NORM_BATCH=0",
         )
     # The class is changed in place, because other references to the module must stay valid.
-    module.__class__ = ghost
+    module.__class__ = _GHOSTS.get(kind) or type(f"Ghost{kind.__name__}", (_DerivedGhost, kind), {})
     sums = module.running_mean.new_zeros(3, module.num_features)
     module.register_buffer("pending_3C", sums, persistent=False)
 

@@ -93,7 +93,8 @@ class ModelCode(AbstractContextManager[None]):
     """Context that turns exceptions from models/`name` into one line with the model's file and line.
 
     error:  class of the resulting error.
-    torchs: also convert RuntimeError and ValueError from elsewhere, such as from a backward pass.
+    torchs: also convert RuntimeError and ValueError from elsewhere, such as from a backward pass, and all
+            exceptions of packages.
     """
 
     name: str
@@ -106,12 +107,21 @@ class ModelCode(AbstractContextManager[None]):
         if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
             return
         place = place_in_models(error, root=plugins.ROOT)
-        if not place and self.torchs and isinstance(error, RuntimeError | ValueError):
+        theirs = isinstance(error, RuntimeError | ValueError) or _is_raised_outside(trace)
+        if not place and self.torchs and theirs:
             place = plugins.MODELS.place(self.name)
         if place:
             text = error.msg if isinstance(error, SyntaxError) else str(error)
             reason = " ".join(text.split())[:MAX_CHARACTERS]
             raise self.error(f"{place}: {type(error).__name__}{reason and ': '}{reason}") from error
+
+
+def _is_raised_outside(trace: TracebackType | None) -> bool:
+    """Return True if the code that raised is a package's."""
+    frames, rooms = traceback.extract_tb(trace), ("lib", "models", "train", "scripts")
+    return bool(frames) and not any(
+        Path(frames[-1].filename).is_relative_to(plugins.ROOT / room) for room in rooms
+    )
 
 
 def place_in_models(error: Exception, *, root: Path) -> str:
@@ -170,3 +180,11 @@ def build_model(name: str, options: Mapping[str, Value], spec: Any, *, seed: int
             todo="use no lazy modules of torch",
         )
     return model
+
+
+def has_stock_layers(model: nn.Module) -> bool:
+    """Return True if `model` has dropout of torch, or modules of a package beside torch."""
+    kinds = {type(module) for module in model.modules()}
+    return any(issubclass(kind, nn.modules.dropout._DropoutNd) for kind in kinds) or any(
+        kind.__module__.partition(".")[0] not in ("torch", "lib", "models") for kind in kinds
+    )

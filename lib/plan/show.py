@@ -19,6 +19,7 @@ from lib.units import bytes_text, value_text
 if TYPE_CHECKING:
     from lib.plan.micro_batch_search import Probed
 
+_SHOWN = 4  # modules that are named
 NARROW_COLUMNS = 72  # below this a reason goes under its value, not beside it
 
 # Words with which a reason warns, or says that a request is met in another way.
@@ -188,7 +189,17 @@ def why_target(config: ConfigView) -> str:
 
 
 def why_norm_batch(config: ConfigView, facts: ModelFacts) -> str:
-    """Explain over which samples batch normalisation computes its statistics."""
+    """Explain over which samples batch normalisation computes its statistics, and what else is not exact."""
+    layers = f"; {facts.layers}" if facts.layers else ""
+    if facts.inexact:
+        shown = ", ".join(facts.inexact[:_SHOWN])
+        shown += f" and {len(facts.inexact) - _SHOWN} more" if len(facts.inexact) > _SHOWN else ""
+        layers += f"; NOTE: not independent of the micro-batch, by trying it: {shown}; torch's generator is "
+        layers += "seeded by (seed, step, sample), so that runs can be repeated and resumed"
+    return _why_norm_batch(config, facts) + layers
+
+
+def _why_norm_batch(config: ConfigView, facts: ModelFacts) -> str:
     if not facts.has_batchnorm:
         return "the model has no batch normalisation"
     if config.norm_batch:

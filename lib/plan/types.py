@@ -233,6 +233,8 @@ class ModelFacts:
     stages: StageFacts | None = None  # None: the model cannot be a pipeline
     # Two frozen models that are independent of each other; the fields above do not include them.
     branches: tuple[Branch, Branch] | None = None
+    layers: str = ""  # what was converted, of a model with layers of other packages; "" for nothing
+    inexact: tuple[str, ...] = ()  # modules whose results depend on the split into micro-batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from lib.errors import ToolkitError
 from lib.kconf import Resolved, Value, values_from_json
@@ -29,6 +30,9 @@ _EXCLUDED = {
 _GROUPS = ("SLURM_", "SINK_")
 # What is hashed in place of the value: which strategy trains does not matter, as for AUTO.
 _HASHED_AS: Mapping[str, Value] = {"DIST_STRATEGY": "auto"}
+# Directories of models: what is in them is hashed, and not where they are.
+_DIRECTORIES = ("HUGGINGFACE_DIR",)
+_END_BYTES = 1 << 16  # at each end of a file of weights, which differ between two trainings
 # Symbol prefixes that identities left out until 0.1.0, when they hashed every symbol of the tree.
 _FORMERLY_EXCLUDED = (*_LAUNCH, "CHECKPOINT_URL", *_GROUPS)
 
@@ -97,7 +101,25 @@ def former_identity(values: Mapping[str, Value]) -> str:
 
 def _training_values(values: Mapping[str, Value]) -> dict[str, Value]:
     kept = (name for name in values if name not in _EXCLUDED and not name.startswith(_GROUPS))
-    return {name: values[name] for name in kept}
+    return {name: _content(values[name]) if name in _DIRECTORIES else values[name] for name in kept}
+
+
+def _content(value: Value) -> Value:
+    """Return a hash of a model directory: config.json, and name, size and ends of each file of weights."""
+    folder = ROOT / Path(str(value)).expanduser()
+    digest = hashlib.sha256()
+    try:
+        digest.update((folder / "config.json").read_bytes())
+        for file in sorted(folder.glob("*.safetensors")):
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size}".encode())
+            with file.open("rb") as stream:
+                digest.update(stream.read(_END_BYTES))
+                stream.seek(max(0, size - _END_BYTES))
+                digest.update(stream.read())
+    except OSError:
+        return value  # training it is refused
+    return digest.hexdigest()
 
 
 def _digest(values: Mapping[str, Value]) -> str:

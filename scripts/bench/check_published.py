@@ -38,8 +38,8 @@ from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY
 from lib.memory.twin import RealConstants
+from lib.nn.packages import import_extra
 from lib.plan.tables import GPU_RESERVE_BYTES, PEAK_FACTOR
-from scripts.bench.timm_models import import_timm
 
 LADDER = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 CARD_BYTES = 25_447_170_048  # of an RTX 3090, as its driver reports them
@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=10_000, help="models of the sample")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    version = import_timm().__version__
+    version = import_extra("timm").__version__
     if version != TIMM_VERSION:
         raise ToolkitError(
             f"this is timm {version}",
@@ -151,7 +151,7 @@ def scores(
 
 
 def _predict(name: str, row: Mapping[str, str], batches: Sequence[int]) -> dict[str, Any]:
-    timm = import_timm()
+    timm = import_extra("timm")
     if not timm.is_model(name):
         return {"model": name, "dropped": "unknown to this timm"}
     # torch 1.12 left what is scaled in half precision.

@@ -16,8 +16,16 @@ from lib.plugins import MODELS
 from tests.support.examples import examples, told_of
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = MODELS.names()
+# Models of packages that are extras are in tests/extras.
+WITH_EXTRAS = tuple(name for name in MODELS.names() if hasattr(load_model(name), "EXTRA"))
+NAMES = tuple(name for name in MODELS.names() if name not in WITH_EXTRAS)
 LANGUAGE_MODELS = tuple(name for name in NAMES if load_model(name).TASK == "lm")
+
+
+def needs_extra(defconfig: Path) -> bool:
+    """Of a shipped configuration: tests/extras has what trains it or builds its model."""
+    text = defconfig.read_text(encoding="utf-8")
+    return any(f"CONFIG_MODEL_{name.upper()}=y" in text for name in WITH_EXTRAS)
 
 
 def golden(name: str) -> list[dict[str, Any]]:

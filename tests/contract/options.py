@@ -15,6 +15,7 @@ from lib.kconf.resolve import typed_value
 from lib.kconf.tree import active_range, has_prompt, load_own_tree
 from lib.kconf.values import rule_of
 from lib.kconf.write import full_text
+from tests.contract.cases import WITH_EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,11 +61,12 @@ def prompted() -> list[Any]:
 
 
 def can_be_set(symbol: Any) -> bool:
-    """False where an option needs a capability that no model or data set of the tree has.
+    """False where an option needs a capability that no model or data set of the tree has, or a package.
 
-    Such are those of the core that a deleted plug-in would show.
+    The former are those of the core that a deleted plug-in would show; for the latter see tests/extras.
     """
-    return _may_hold(symbol)
+    extra = any(Path(node.filename).parent.name in WITH_EXTRAS for node in symbol.nodes if node.prompt)
+    return _may_hold(symbol) and not extra
 
 
 def _may_hold(condition: Any) -> bool:

@@ -13,11 +13,12 @@ from lib.config import Config, config_from_values
 from lib.data import describe_dataset
 from lib.data.types import Spec, TextClassSpec, TextSpec
 from lib.kconf.defconfig import available, summary
+from tests.contract.cases import needs_extra
 from tests.support.examples import examples
 from train.training_data import built, place_of
 
 ROOT = Path(__file__).resolve().parents[2]
-DEFCONFIGS = available(ROOT)[0]
+DEFCONFIGS = [path for path in available(ROOT)[0] if not needs_extra(path)]
 # What only the files of a data set can tell of its vocabulary: Tiny Shakespeare has 65 characters.
 VOCABULARY = {"byte": 256, "char": 65, "gpt2": 50257}
 TOLD = re.compile(r"([\d,]+|[\d.]+ million) parameters")

@@ -47,6 +47,14 @@ COMMANDS = {
     "CONFIG_LAYER_DECAY=1.0": FINE_TUNED,
     "make defconfig-finetune-resnet": RUN,
     "make setconfig SET=\"FREEZE='stem stages.0' LAYER_DECAY=0.7\"": SETTINGS,
+    "make defconfig-lenet5": RUN,
+    "make new-model NAME=my_net TASK=my_task": NEW_TASK,
+    'make setconfig SET="DATASET_TAGGED=y DATA_DIR=../texts TAGGED_FILE=train.jsonl"': SETTINGS,
+    'make setconfig SET="TABULAR_TARGETS=urgent,billing TABULAR_TARGET_LABELS=y CLASS_WEIGHTS=balanced"'
+    "": SETTINGS,
+    "make train CONFIG_BEST_METRIC=entity_f1": DRY,
+    "make train CONFIG_BEST_METRIC=loss CONFIG_EARLY_STOP_EVALS=3 CONFIG_HOLDOUT=5000": DRY,
+    "make train CONFIG_METRICS=macro_f1,roc_auc CONFIG_CLASS_WEIGHTS=balanced": DRY,
     "make defconfig-lenet5 && make train": END_TO_END,
     "make runs": RUN,
     "make ab A=lenet5 B=lenet5+bf16": DRY,
@@ -62,6 +70,8 @@ COMMANDS = {
     "make defconfig-tabular-regression": RUN,
     'make setconfig SET="DATASET_TABULAR=y DATA_DIR=../houses TABULAR_FILE=houses.csv TABULAR_TARGETS=price"'
     "": SETTINGS,
+    "make train CONFIG_MODEL_TIMM=y CONFIG_TIMM_NAME=resnet18 CONFIG_TARGET_EFFECTIVE_BATCH=128": DRY,
+    "make train CONFIG_MODEL_HUGGINGFACE=y CONFIG_HUGGINGFACE_DIR=models/my-vit": DRY,
     'make setconfig SET="TABULAR_TARGETS=kind TABULAR_TARGET_CLASSES=y"': SETTINGS,
     'make setconfig SET="DEVICE_CUDA=y NUM_DEVICES=8 DIST_NNODES=2"': SETTINGS,
     'make setconfig SET="SLURM_PARTITION=gpu SLURM_TIME=12:00:00"': SETTINGS,

@@ -10,7 +10,7 @@ import torch
 
 from lib.nn.graph_lint import IteratesToConvergence, LintReport, lint
 from lib.plan import plan as make_plan
-from lib.plugins import MODELS
+from tests.contract.cases import NAMES
 from tests.contract.test_life_of_a_value import data_of, narrow_config
 from tests.support.examples import examples, merged
 from tests.support.training import CPU, Wrapped, small_job
@@ -46,7 +46,7 @@ def report_of(job: Job) -> LintReport:
 
 
 def test_every_model_is_there() -> None:
-    assert {name.split()[0] for name in DEFCONFIGS} | SETTLING.keys() == set(MODELS.names())
+    assert {name.split()[0] for name in DEFCONFIGS} | SETTLING.keys() == set(NAMES)
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def test_make_fits(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    zoo.import_timm()
+    zoo.import_extra("timm")
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text(json.dumps(configuration))
     words = {"model": model, "gpu": "rtx3090", **options}

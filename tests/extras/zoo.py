@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from scripts.bench.timm_models import import_timm
+from lib.nn.packages import import_extra
 
 Build = Callable[[], nn.Module]
 
@@ -39,11 +39,11 @@ TIMM_LORA = r".*\.(qkv|q|k|v|kv|proj|fc1|fc2|q_proj|k_proj|v_proj|to_qkv)"
 
 
 def timm_build(name: str, **options: Any) -> Build:
-    return lambda: import_timm().create_model(name, **options)
+    return lambda: import_extra("timm").create_model(name, **options)
 
 
 def timm_inputs(name: str, *, batch: int) -> tuple[int, ...]:
-    size = import_timm().get_pretrained_cfg(name).input_size
+    size = import_extra("timm").get_pretrained_cfg(name).input_size
     return (batch, *size)
 
 

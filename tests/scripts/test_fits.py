@@ -204,7 +204,8 @@ def test_what_is_not_possible_is_one_line(
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # type: ignore[arg-type]
     with pytest.raises(
-        ConfigError, match=r"make fits needs timm here: .*; install it beside torch: pip install timm"
+        ConfigError,
+        match=r"the package timm is needed here: .*; install it .* install timm",
     ):
         run(monkeypatch, model="timm:images", gpu="rtx3090")
 

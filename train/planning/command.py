@@ -18,7 +18,7 @@ from lib.config import Config, config_from_values
 from lib.devices.host import allocator_setting, allocator_text
 from lib.devices.probe import probe
 from lib.distributed.rendezvous import rendezvous_of
-from lib.errors import PlanError
+from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.activation_checkpointing import CHOICES
 from lib.plan.cost import LIST, NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
@@ -211,7 +211,10 @@ def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decide
         return
     step, now = step_settings(decided), decided.memory.peak_bytes
     for change, changed, other in _changes(config, step, hardware):
-        peak = predicted(other, MemoryTraces(changed, data).predictor(hardware), free_bytes=0).peak_bytes
+        try:
+            peak = predicted(other, MemoryTraces(changed, data).predictor(hardware), free_bytes=0).peak_bytes
+        except ConfigError:  # not every model has blocks to recompute
+            continue
         if peak < 0.98 * now:
             yield f"{change}: {bytes_text(peak)} of tensors at the peak instead of {bytes_text(now)}"
 

@@ -174,7 +174,8 @@ def accumulation(candidate: Candidate) -> tuple[bool, str]:
     differences = torch.tensor([relative_difference(one, gradients[0]) for one in gradients[1:]])
     worst = float(differences.max())  # NaN if one of them is, unlike Python's max
     pieces = ", ".join(str(len(split)) for split in splits)
-    return worst < CLOSE, f"{worst:.1e} at most between {pieces} micro-batches"
+    layers = f"; by trying them: {', '.join(inexact)}" if (inexact := candidate.data.facts.inexact) else ""
+    return worst < CLOSE, f"{worst:.1e} at most between {pieces} micro-batches{layers}"
 
 
 def _gradients(job: Job, *, steps: int) -> list[Tensor]:

@@ -287,14 +287,59 @@ def test_meta_device() -> None:
 
 
 class Own(nn.BatchNorm2d):
-    """What a model may derive."""
+    """What a model may derive: a forward pass of its own, with an activation that works in place."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu_(super().forward(input))
+
+
+class Folded(nn.Module):
+    """Tokens are rows of its normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(9, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        x_NTC = self.linear(x_NCHW.flatten(1, 2))
+        return self.norm(x_NTC.flatten(0, 1)).view_as(x_NTC).mean(1)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(nn.Conv2d(3, 5, 3), Own(5), Own(5, affine=False)), Folded]
+)
+def test_derived_layers_and_rows_of_tokens_are_in_groups_of_samples(make: Any) -> None:
+    found = []
+    for micro_batch in (EFFECTIVE, GROUP, 3 * GROUP):
+        torch.manual_seed(0)
+        model = make().double()
+        assert configure_norm(model, norm_batch=GROUP, momentum=0.1) > 0
+        for part in samples(EFFECTIVE).split(micro_batch):
+            model(part).pow(3).sum().backward()
+        counts = [layer.pending_3C[2] for layer in model.modules() if hasattr(layer, "pending_3C")]
+        assert counts and all((count == EFFECTIVE / GROUP).all() for count in counts), "groups of samples"
+        commit_statistics(model)
+        found.append([*(weight.grad for weight in model.parameters()), *model.buffers()])
+        assert any(int(count) for name, count in model.named_buffers() if "tracked" in name)
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_a_derived_layer_in_evaluation_and_alone_is_what_it_was() -> None:
+    ours, theirs = Own(3).double(), Own(3, momentum=0.3).double()
+    configure_norm(ours, norm_batch=6, momentum=0.3)
+    assert torch.equal(ours(samples(6)), theirs(samples(6))) and type(ours).__name__ == "GhostOwn"
+    commit_statistics(ours)
+    for name in RUNNING:
+        torch.testing.assert_close(ours.get_buffer(name), theirs.get_buffer(name), rtol=1e-14, atol=0)
+    assert torch.equal(ours.eval()(samples(5)), theirs.eval()(samples(5)))
 
 
 @pytest.mark.parametrize(
     ("layer", "told"),
     [
         (nn.SyncBatchNorm(4), "1 of the model is a SyncBatchNorm, which has no groups"),
-        (Own(4), "1 of the model is a Own, which has no groups"),
         (nn.BatchNorm2d(4, track_running_stats=False), "a BatchNorm2d with track_running_stats=False"),
     ],
 )

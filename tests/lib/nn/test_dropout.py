@@ -66,7 +66,7 @@ def test_training_without_keys_is_our_mistake() -> None:
         Dropout(0.5, site=0)(torch.ones(2, 3))
     module = Dropout(0.5, site=0)
     key_samples([module], seed=1, first=0, count=2, device=CPU)
-    with pytest.raises(AssertionError, match="key_samples comes first"):
+    with pytest.raises(RuntimeError, match="3 rows of dropout are not those of 2 samples"):
         module(torch.ones(3, 3))
 
 

@@ -283,3 +283,22 @@ def test_digests_of_large_files_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
         assert found.digest(cache=tmp_path / "cache") == digest
     (tmp_path / "w").write_bytes(b"PK\x03\x04 another")
     assert found.digest(cache=tmp_path / "cache") != digest
+
+
+def test_a_model_directory_counts_by_its_content_wherever_it_is(tmp_path: Path) -> None:
+    def made(name: str, config: str, weights: bytes = b"") -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(config)
+        if weights:
+            (folder / "model.safetensors").write_bytes(weights)
+        return identity(resolved(ROOT, MODEL_HUGGINGFACE="y", HUGGINGFACE_DIR=str(folder)).in_effect)
+
+    one = made("one", "{}")
+    assert one == made("two", "{}")
+    trained = made("trained", "{}", b"weights" * 100_000)
+    others = {trained, made("other", "{ }"), made("more", "{}", b"weights" * 100_001)}
+    others |= {made("last", "{}", b"weights" * 99_999 + b"WEIGHTS")}
+    assert len(others | {one}) == 5
+    nowhere = resolved(ROOT, MODEL_HUGGINGFACE="y", HUGGINGFACE_DIR=str(tmp_path / "nowhere"))
+    assert identity(nowhere.in_effect) not in others, "training it is refused"

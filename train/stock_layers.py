@@ -1,0 +1,72 @@
+"""Layers of torch and of other packages in a model: what is converted, and what stays inexact, by trying."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lib.config import Config
+from lib.data.types import Spec
+from lib.errors import ConfigError
+from lib.nn.activation_checkpointing import Chain, configure_recomputation
+from lib.nn.batch_norm import configure_norm
+from lib.nn.dropout import key_stock_dropouts
+from lib.nn.exactness import inexact_modules, recomputes_exactly
+from lib.nn.model_code import ModelCode, build_model
+from lib.plan.types import ModelFacts
+
+GROUP = 2  # samples that are normalised together in the trial
+MOST_FLOP, MOST_PARAMETERS = 2e11, 2e8  # of a trial: some seconds, and 1.6 GB
+_SHOWN = 4  # layers that are named
+
+
+def with_trial(config: Config, spec: Spec, facts: ModelFacts) -> ModelFacts:
+    """Return `facts` with what a trial finds about the layers of the configured model.
+
+    Raises ConfigError where the model cannot be built or run, or where recomputing activations changes
+    gradients.
+    """
+    rows = 2 * GROUP if facts.has_batchnorm else 2
+    flop = 2 * rows * (facts.flop_per_sample or 0) / 3
+    if (facts.parameters or 0) > MOST_PARAMETERS or flop > MOST_FLOP:
+        untried = f"its layers, which were not tried: that takes {flop / 1e9:,.0f} GFLOP"
+        return dataclasses.replace(facts, inexact=(untried,))
+    with ModelCode(config.model, torchs=True):
+        model = build_model(config.model, config.model_options, spec, seed=config.seed)
+        dropped, unfused = key_stock_dropouts(model)
+        configure_recomputation(model, config.grad_checkpoint or "none")
+        norms = configure_norm(model, norm_batch=GROUP if facts.has_batchnorm else 0, momentum=None)
+        inputs = _inputs(spec, rows)
+        model.double()
+        layers = inexact_modules(model, inputs)
+        chained = any(isinstance(module, Chain) for module in model.modules())
+        if config.grad_checkpoint == "blocks" and not chained and not recomputes_exactly(model, inputs):
+            raise ConfigError(
+                "CONFIG_GRAD_CHECKPOINT_BLOCKS=y is not possible",
+                why=f"gradients of {type(model).__name__} change where its blocks are recomputed",
+                todo="set CONFIG_GRAD_CHECKPOINT_NONE=y",
+            )
+    done = [getattr(model, "build_note", "")]
+    done += [f"{norms} batch normalisations in groups"] * bool(norms and config.norm_batch)
+    done += [f"{dropped} layers of dropout by sample"] * bool(dropped)
+    done += [f"attention with dropout is not fused ({_some(unfused)})"] * bool(unfused)
+    return dataclasses.replace(facts, layers=", ".join(filter(None, done)), inexact=tuple(layers))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _inputs(spec: Spec, rows: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if spec.input_dtype == "float32":
+        return torch.randn(rows, *spec.input_shape, generator=generator, dtype=torch.float64)
+    known: Any = cast(Any, spec)
+    inputs = torch.randint(0, known.vocab_size, (rows, *spec.input_shape), generator=generator)
+    if hasattr(known, "pad"):  # every second text is shorter
+        inputs[::2, -max(1, inputs.shape[1] // 4) :] = known.pad
+    return inputs
