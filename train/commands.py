@@ -117,12 +117,8 @@ def create_run(planned: PlannedRun) -> RunDir:
     """Create the run directory, with the configuration, the plan and the environment."""
     data = {"data": planned.data.to_json(), "preprocess": planned.data.preprocess()}
     files = {**_configuration_files(planned), **_environment_files(planned), **data}
-    return RunDir.create(
-        planned.request.runs,
-        model=planned.request.config.model,
-        identity=identity(planned.request.resolved.in_effect),
-        files=files,
-    )
+    model, name = planned.request.config.model, identity(planned.request.resolved.in_effect)
+    return RunDir.create(planned.request.runs, model=model, identity=name, files=files)
 
 
 def _configuration_files(planned: PlannedRun) -> dict[str, str | dict[str, Any]]:
@@ -289,12 +285,12 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
             from train.stored_run import log_differences
 
             # The configuration may have changed where that is allowed, such as the number of devices.
-            now = _environment_files(planned, stored_digest(run))
-            requested = _configuration_files(planned) | now
+            requested = _configuration_files(planned)
             if run.identity != identity(planned.request.resolved.in_effect):
                 del requested["values"]  # the identity of an older version is the hash of the stored values
+            now = _environment_files(planned, stored_digest(run))
             log_differences(run, now={"plugins": now["plugins"]})
-            for name, content in requested.items():
+            for name, content in (requested | now).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)
         try:

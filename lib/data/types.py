@@ -65,8 +65,8 @@ class ImageSpec:
         cls, name: str, size: int, classes: int, *, mean: Channels, std: Channels, synthetic: bool = False
     ) -> ImageSpec:
         """Return the spec of images of size x size pixels, with a channel per value of `mean`."""
-        shape = {"channels": len(mean), "height": size, "width": size}
-        return cls(name=name, **shape, classes=classes, mean=mean, std=std, synthetic=synthetic)
+        facts = {"channels": len(mean), "height": size, "width": size, "classes": classes}
+        return cls(name=name, **facts, mean=mean, std=std, synthetic=synthetic)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -214,8 +214,7 @@ class ArrayPart:
 
     inputs:  uint8 (N, C, H, W) for images, int64 (N, T) for tokens, uint8 (N, L) for puzzles and bytes,
              float32 (N, F) for tables; possibly a memory map.
-    targets: int64 labels (N,), float32 numbers or zeros and ones (N, K), uint8 (N, L) for puzzles, or int32
-             tokens or tags (N, K).
+    targets: int64 labels (N,), float32 numbers (N, K), uint8 (N, L) for puzzles, int32 tokens or tags (N, K).
     rows:    positions of the part's samples in the arrays; None: all.
     """
 

@@ -14,7 +14,7 @@ from tests.contract.plan_facts import SHIPPED, config_of, estimator_of, facts_of
 
 GPUS = ("h100-80g", "a100-40g", "rtx3090", "rtx2060-6g", "mi300x")
 COUNTS = range(1, 9)
-# The puzzles of one are a download of gigabytes, and trm-sudoku has the same model; the other needs images and
+# The puzzles of one are a download of gigabytes; trm-sudoku has the same model. The other needs images and
 # the weights of a run, and pretrain-resnet has its model.
 UNRECORDED = {"trm-sudoku-extreme", "finetune-resnet"}
 TOO_LARGE = {"gpt2": "rtx2060-6g", "resnet_bk-100m": "rtx2060-6g"}
