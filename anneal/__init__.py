@@ -10,7 +10,7 @@ from anneal._tree import module
 if TYPE_CHECKING:
     from lib.errors import ConfigError, ToolkitError
     from lib.memory import Report, estimate, fits, largest_batch
-    from train.api import Configuration, Model, Plan, Run, configure, fit, load, plan
+    from train.api import Configuration, Model, Plan, Run, configure, export, fit, load, plan, predict
 
 __all__ = [
     "ConfigError",
@@ -22,11 +22,13 @@ __all__ = [
     "ToolkitError",
     "configure",
     "estimate",
+    "export",
     "fit",
     "fits",
     "largest_batch",
     "load",
     "plan",
+    "predict",
 ]
 _HOMES = dict.fromkeys(("ConfigError", "ToolkitError"), "lib.errors")
 _HOMES |= dict.fromkeys(("Report", "estimate", "fits", "largest_batch"), "lib.memory")

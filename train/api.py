@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,10 @@ from lib.runs.directory import RunDir
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from lib.data.inputs import Inputs
+    from train.predict import Predictions
+    from train.stored_run import Restored
 
 _LAST_LINES = 200  # that may have the error
 _RUN = re.compile(r"(?:Run|Resuming) (/.*)\n")
@@ -76,6 +80,7 @@ class Model:
     module: nn.Module
     spec: Any
     step: int
+    _restored: Restored = field(repr=False)
 
 
 def configure(base: str | Path, **options: bool | int | float | str) -> Configuration:
@@ -141,10 +146,32 @@ def load(run: Run | str | Path, *, best: bool = False, runs: str | Path = "runs"
     from train.stored_run import restore
 
     name = str(run.path if isinstance(run, Run) else run)
-    restored = restore(name, root=ROOT, runs=Path(runs), best=best)
+    restored = restore(name, root=ROOT, runs=Path(runs), best=best, needs_data=False)
     with evaluated_weights(restored.job):
         weights = copy.deepcopy(restored.job.model).eval()
-    return Model(Run(restored.run.path), weights, restored.data.dataset.spec, restored.step)
+    return Model(Run(restored.run.path), weights, restored.data.dataset.spec, restored.step, restored)
+
+
+def predict(model: Model, inputs: Inputs, *, top: int = 0) -> Predictions:
+    """Predict files, folders, columns of a table by name, or an array of samples as they are stored.
+
+    top: keep the probabilities of this many classes; 0: of each. Raises ConfigError for inputs that do not
+    fit.
+    """
+    from train import predict
+
+    return predict.predict(model._restored, inputs, top=top)
+
+
+def export(model: Model, directory: str | Path, *, layout: str) -> float | None:
+    """Write the model to a folder as make export FORMAT=`layout` does, and compare what was written.
+
+    Returns the largest difference of outputs, None where only weights were compared. Raises ConfigError for a
+    layout that is not possible, ToolkitError where the files differ from the run.
+    """
+    from train import export
+
+    return export.export(model._restored, directory=Path(directory), layout=layout)
 
 
 def _run(configuration: Configuration, *arguments: str, on_line: Callable[[str], object]) -> None:

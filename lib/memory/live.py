@@ -125,7 +125,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # what it wraps each call in takes longer than the call, and torch.compile sees none
+        return False  # what it wraps each call in takes longer than the call
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: what a compiler tries is not counted, what it makes of a model is."""
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

@@ -10,6 +10,7 @@ from torch import nn
 
 from lib.devices.backend import is_out_of_memory
 from lib.errors import ToolkitError
+from lib.memory.simulation import simulated
 
 
 @runtime_checkable
@@ -33,8 +34,11 @@ def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
 
     Compilation happens in the first call, which raises ToolkitError if it fails.
     """
+    backend: Any = "inductor"
+    if simulated():
+        from lib.memory.compiled import simulated_inductor as backend  # slow import
     try:
-        forward = torch.compile(model, dynamic=False)
+        forward = torch.compile(model, dynamic=False, backend=backend)
     except RuntimeError as error:
         raise _compile_error(error) from error
     # Imported here because it loads the compiler, which takes a second.

@@ -386,7 +386,8 @@ def plan_of(step: StepSettings) -> Plan:
         accumulation=1 + step.accumulates,
         norm_batch=step.norm_batch,
         precision=step.precision,
-        channels_last=step.channels_last,  # not compiled: the planner adds its share
+        channels_last=step.channels_last,
+        compile=step.compile,  # MemoryTraces asks for steps that are not, and the planner adds a share
         **own,
     )
 
@@ -394,7 +395,5 @@ def plan_of(step: StepSettings) -> Plan:
 def _resident(config: Config, plan: Plan, data: TrainingData, hardware: Hardware) -> list[torch.Tensor]:
     """Allocate the data that are kept on the device."""
     placement, _ = placement_of(config, data, hardware, world=plan.world)
-    if placement != "resident":
-        return []
-    parts = data.dataset.train, data.dataset.test
+    parts = (data.dataset.train, data.dataset.test) if placement == "resident" else ()
     return [torch.empty(part.byte_size, dtype=torch.uint8) for part in parts]

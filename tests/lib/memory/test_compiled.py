@@ -1,0 +1,54 @@
+"""Storages of a compiled step: simulated as Inductor makes them when it compiles and runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import warnings
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lib.config import Config
+from scripts.bench.compiled_memory import peak
+from tests.support.training import CPU_TRIAL, random_data, small_config
+from train.planning.memory_estimate import plan_of
+from train.training_data import TrainingData
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Inductor uses what torch deprecates
+    from lib.memory import compiled
+
+pytestmark = pytest.mark.slow
+
+
+def case() -> tuple[Config, TrainingData]:
+    config = small_config(
+        "lenet5", optimizer="adamw", augment="none", data_placement="stream",
+        compile="manual", compile_model=True, device="cpu", target_effective_batch=32,
+    )  # fmt: skip
+    return config, random_data(config, shape=(1, 28, 28), train_size=64)
+
+
+def test_no_compiler_of_code_is_called() -> None:
+    config, data = case()
+    plan = plan_of(dataclasses.replace(CPU_TRIAL, compile=True))
+    calls = mock.Mock(side_effect=AssertionError("a compiler was called"))
+    with mock.patch.object(subprocess, "check_output", calls), mock.patch.object(subprocess, "run", calls):
+        assert peak(config, plan, data) > 0
+
+
+def test_what_does_not_compile_loads_no_compiler() -> None:
+    code = "import sys, train.planning.command; print('torch._dynamo' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
+
+
+def test_a_view_of_a_buffer_is_no_storage() -> None:
+    base = torch.zeros(4, 6)
+    view: Tensor = compiled._view(base, (2, 3), (3, 1), 6)
+    assert view.untyped_storage()._cdata == base.untyped_storage()._cdata
+    assert view.storage_offset() == 6 and isinstance(nn.Parameter(view), Tensor)
