@@ -62,8 +62,8 @@ def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         get_pretrained_cfg=lambda _: SimpleNamespace(input_size=(3, 32, 32)),
     )
 
-    def read(path: str, local_files_only: bool) -> Any:
-        assert local_files_only
+    def read(path: str, local_files_only: bool, trust_remote_code: bool) -> Any:
+        assert local_files_only and not trust_remote_code
         if "damaged" in path:
             raise ValueError("no model_type\nand more")
         return SimpleNamespace(architectures=["TinyForCausalLM"], max_position_embeddings=256, use_cache=True)
@@ -188,7 +188,10 @@ def test_all_gpus_are_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             "cannot be traced so: .*checkpointing",
         ),
         ({"model": "timm:images", "gpu": "rtx3090", "precision": "q"}, "precision='q' is not predicted for"),
-        ({"model": "timm:images", "gpu": "rtx3090", "lora": "4"}, "needs peft here: .*; .* pip install peft"),
+        (
+            {"model": "timm:images", "gpu": "rtx3090", "lora": "4"},
+            "package peft is needed here: .*pip install peft",
+        ),
         ({"model": "timm:images", "gpu": "rtx3090", "lora": "x"}, "LORA=x is not a whole number"),
         ({"model": "timm:images", "gpu": "rtx3090", "price": "q"}, "PRICE='q' is no price"),
     ],

@@ -205,8 +205,8 @@ def test_options_without_effect_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"LAYER_DECAY": "1.5"}, "LAYER_DECAY.*0.01 <= x <= 1"),
-        ({"LAYER_DECAY": "0"}, "LAYER_DECAY.*0.01 <= x <= 1"),
+        ({"LAYER_DECAY": "1.5"}, "LAYER_DECAY.*0 < x <= 1"),
+        ({"LAYER_DECAY": "0"}, "LAYER_DECAY.*0 < x <= 1"),
         ({"RESET_HEAD": "y"}, "RESET_HEAD has no effect without .* set CONFIG_INITIAL_WEIGHTS"),
         ({"INITIAL_WEIGHTS_ALLOW": "head"}, "ALLOW has no effect without initial weights"),
         ({"WEIGHTS_DIR": "there"}, "WEIGHTS_DIR has no effect without initial weights"),

@@ -85,7 +85,9 @@ def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
         assert names == texts or _taken(tree, model.upper()) == names
     tables = {"friedman", "tabular"}
     assert _taken(tree, "MLP") == tables
-    assert _taken(tree, "RESNET18") == set(DATASETS.names()) - texts.union({"sst2"}, tables, *own.values())
+    assert _taken(tree, "RESNET18") == set(DATASETS.names()) - texts.union(
+        {"sst2", "tagged"}, tables, *own.values()
+    )
 
 
 def test_a_model_of_text_trains_offline_by_default_and_has_nothing_of_images(tree: Path) -> None:
