@@ -231,4 +231,5 @@ def test_an_evaluation_reports_what_its_task_names_however_it_is_split(defconfig
             found.append(evaluate(job))
     assert {*[*found[0]][1:]} == {*names}
     for other in found[1:]:
-        assert other == pytest.approx(found[0], rel=1e-9, nan_ok=True)
+        # Parts of TRM are in single precision: 8e-9 was seen.
+        assert other == pytest.approx(found[0], rel=1e-7, nan_ok=True)

@@ -149,13 +149,17 @@ def small(tree: Any, file: Path) -> dict[str, str]:
     chosen: dict[str, str] = {}
     load_file(tree, file)
     data = tree.syms["DATASET"].str_value
-    candidates = [] if data in EMBEDDED else [(f"DATASET_{name.upper()}", "y") for name in EMBEDDED]
+    of_package = tree.syms["MODEL_TIMM"].tri_value or tree.syms["MODEL_HUGGINGFACE"].tri_value
+    candidates = [("MODEL_RESNET18", "y")] if of_package else []
+    if data not in EMBEDDED or of_package:
+        candidates += [(f"DATASET_{name.upper()}", "y") for name in EMBEDDED]
+    candidates.append(("RESET_HEAD", "n"))  # of initial weights, which there are none
     if tree.syms["AUTO_METHOD_PROBE"].tri_value:  # measuring has tests of its own
         candidates.append(("AUTO_METHOD_TABLE", "y"))
     if not tree.syms["MODEL_BY_TIER"].tri_value:  # it would be refused
         candidates.append(("TIER_NONE", "y"))
     for name, value in [*candidates, *SMALL.items()]:
-        if name.startswith("DATASET_") and chosen:
+        if name.startswith("DATASET_") and any(each.startswith("CONFIG_DATASET_") for each in chosen):
             continue
         if not tree.syms[name].visibility:  # most are of other models: it would be refused
             continue
