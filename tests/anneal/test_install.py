@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import shutil
 import subprocess
 import sys
@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MISSING = [name for name in ("pip", "setuptools") if importlib.util.find_spec(name) is None]
+# Not by find_spec: asked for pip, setuptools gives up its distutils in this process, which Inductor needs.
+INSTALLED = {each.metadata["Name"] for each in importlib.metadata.distributions()}
+MISSING = sorted({"pip", "setuptools"} - INSTALLED)
 
 
 @pytest.mark.slow

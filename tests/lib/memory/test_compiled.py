@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import subprocess
 import sys
 import warnings
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.config import Config
-from scripts.bench.compiled_memory import peak
+from scripts.bench.compiled_memory import measured, peak
 from tests.support.training import CPU_TRIAL, random_data, small_config
 from train.planning.memory_estimate import plan_of
 from train.training_data import TrainingData
@@ -31,6 +32,17 @@ def case() -> tuple[Config, TrainingData]:
         compile="manual", compile_model=True, device="cpu", target_effective_batch=32,
     )  # fmt: skip
     return config, random_data(config, shape=(1, 28, 28), train_size=64)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+def test_a_compiled_step_takes_what_is_said() -> None:
+    config, data = case()
+    plan = plan_of(dataclasses.replace(CPU_TRIAL, compile=True))
+    real, said = measured(config, plan, data), peak(config, plan, data)
+    assert 0.99 * real <= said <= 1.02 * real
+    # A step that is not compiled is not what is compared.
+    assert peak(config, plan_of(CPU_TRIAL), data) != said
 
 
 def test_no_compiler_of_code_is_called() -> None:
