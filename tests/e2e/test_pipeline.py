@@ -67,8 +67,8 @@ def test_stages_train_what_one_process_trains(
 ) -> None:
     """Weights, averages, state of the optimizer, losses and evaluations."""
     found, expected = torch.load(directory / f"{world}.pt")[name], alone[name]
-    # Its products round otherwise for other shapes, by the CPU: 3e-5 was seen with native bf16.
-    exact = 3e-4 if name == "bf16" else EXACT
+    # Sums of float32 in another order; bf16 rounds what comes of them to 3 digits, by the CPU.
+    exact = 1e-4 if name == "bf16" else EXACT
     for part in ("model", "ema"):
         states = [without_noise(name, each["state"][part]) for each in (expected, found)]
         assert largest_difference(*states) <= exact, part
