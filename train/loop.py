@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lib.devices.backend import is_out_of_memory
+from lib.devices.base import send
 from lib.distributed.fsdp import (
     clip_gradients,
     gather_full,
@@ -209,7 +210,7 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
     job.backend.average_gradients(job.model)
     # A task may count padding on one rank by a tensor: then all ranks reduce the count.
     if isinstance(count, Tensor) or job.plan.is_padded:
-        _rescale(job, torch.as_tensor(count, device=job.backend.device))
+        _rescale(job, send(count, job.backend.device))
     factor = rate_factor(job, progress)
     for group in job.optimizer.param_groups:
         group["lr"] = factor * group["peak_lr"]

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from lib.data.loader import Batch
-from lib.devices.base import Backend
+from lib.devices.base import Backend, send
 from lib.distributed.fsdp import Entries
 from lib.distributed.staged_model import HasStages
 from lib.nn.dropout import dropouts, key_samples
@@ -185,7 +185,7 @@ class Pipeline:
             assert self._finish is not None
             sums = self._finish(lambda *taken: self._last(x, *taken), batch)
         # Ranks without the loss must know, too, that the count is to be reduced: always a tensor.
-        counted = torch.as_tensor(sums.count, device=self._backend.device)
+        counted = send(sums.count, self._backend.device)
         self._found.append(Sums(sums.loss.detach(), counted, sums.metrics))
         return sums.loss
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -218,7 +218,7 @@ class TrainLoader(_Loader):
     def _requests(self, first: _Step) -> Iterator[Request]:
         """Yield the requests of step `first` and all later ones."""
         together = max(1, _POSITIONS_AT_ONCE // first.target)
-        ends = np.cumsum(first.rows)[:-1]
+        ends = np.cumsum(first.rows).tolist()
         places_N = first.first + _padded_places(first.sizes, first.rows)
         for step in count(first.step, together):
             start, positions = step * first.target, together * first.target
@@ -228,8 +228,8 @@ class TrainLoader(_Loader):
             if self._kind != "none":
                 further = {"pad": self._pad, "seed": self._seed, "fixed": self._fixed}
                 rows_KSN += draw(epochs_SN, indices_SN, kind=self._kind, **further)
-            for rows_KN in np.stack(rows_KSN, axis=1):
-                yield from np.split(rows_KN, ends, axis=1)
+            for rows_KN in self._store.place(np.stack(rows_KSN, axis=1)):
+                yield from (rows_KN[:, begin:end] for begin, end in pairwise((0, *ends)))
 
     def _positions(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
         """Return the positions of samples in the part; windows of a text are shifted in each epoch."""
@@ -271,7 +271,7 @@ class EvalLoader(_Loader):
         starts = range(rank * batch_size, -(-self.size // step) * step, step)
         numbers = (np.arange(start, start + batch_size) for start in starts)
         requests = (
-            np.stack((number.clip(max=self.size - 1) * self._stride, number < self.size))
+            self._store.place(np.stack((number.clip(max=self.size - 1) * self._stride, number < self.size)))
             for number in numbers
         )
         for inputs, targets, weights_1N in self._store.read(requests):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from lib.data.types import ArrayPart, Indices, Part, TokenPart
+from lib.devices.base import PINNED, send
 from lib.nn import IGNORED
 
 _ROWS = torch.contiguous_format
@@ -18,7 +19,7 @@ _ROWS = torch.contiguous_format
 Placement: TypeAlias = Literal["resident", "stream", "shapes"]
 
 # int64 (1 + K, N): the positions of N samples, and K rows of notes that are copied to the device with them.
-Request: TypeAlias = Indices
+Request: TypeAlias = Indices | torch.Tensor  # where `Store.place` has put it
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # inputs as stored, targets, notes
 Fetch: TypeAlias = Callable[[Request], Rows]
 
@@ -26,8 +27,12 @@ Fetch: TypeAlias = Callable[[Request], Rows]
 class Store:
     """Source of rows of a part. fetch: makes those of one request, on the device."""
 
-    def __init__(self, fetch: Fetch) -> None:
-        self._fetch = fetch
+    def __init__(self, fetch: Fetch, *, device: torch.device) -> None:
+        self._fetch, self._device = fetch, device
+
+    def place(self, requests: Indices) -> Request:
+        """Return requests of many steps for `read`: on a GPU, where sending each by itself costs more."""
+        return send(requests, self._device) if self._device.type in PINNED else requests
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         """Yield inputs, targets (as from `Part.take`) and notes (K, N) on the device for each request."""
@@ -44,10 +49,9 @@ def open_store(
     if placement == "stream":
         return _Stream(part, device=device, num_workers=num_workers, prefetch=prefetch)
     if placement == "shapes":
-        return Store(_shapes(part, device))
-    return Store(
-        _resident_tokens(part, device) if isinstance(part, TokenPart) else _resident_rows(part, device)
-    )
+        return Store(_shapes(part, device), device=device)
+    resident = _resident_tokens(part, device) if isinstance(part, TokenPart) else _resident_rows(part, device)
+    return Store(resident, device=device)
 
 
 def _shapes(part: Part, device: torch.device) -> Fetch:
@@ -61,7 +65,7 @@ def _shapes(part: Part, device: torch.device) -> Fetch:
         inputs, targets = (
             torch.empty(request.shape[1], *shape, dtype=dtype, device=device) for dtype, shape in kinds
         )
-        return inputs, targets, torch.from_numpy(request[1:]).to(device)
+        return inputs, targets, send(request[1:], device)
 
     return fetch
 
@@ -74,7 +78,7 @@ def _resident_rows(part: ArrayPart, device: torch.device) -> Fetch:
     inputs, targets = (torch.from_numpy(array).to(device) for array in writable)
 
     def fetch(request: Request) -> Rows:
-        sent = torch.from_numpy(request).to(device)  # one copy for the whole request
+        sent = send(request, device)  # one copy for the whole request, unless `place` made it
         return inputs.index_select(0, sent[0]), targets.index_select(0, sent[0]), sent[1:]
 
     return fetch
@@ -92,7 +96,7 @@ def _resident_tokens(part: TokenPart, device: torch.device) -> Fetch:
     steps = None if part.shifted else torch.arange(1, part.block_size + 1, device=device)
 
     def fetch(request: Request) -> Rows:
-        sent = torch.from_numpy(request).to(device)
+        sent = send(request, device)
         windows = all_windows[sent[0]].to(torch.int64)
         if mask is not None:
             windows.bitwise_and_(mask)
@@ -111,7 +115,7 @@ def _host_rows(part: Part, device: torch.device) -> Fetch:
     def fetch(request: Request) -> Rows:
         inputs, targets = part.take(request[0])
         rows = torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(request[1:])
-        if device.type == "cuda":
+        if device.type in PINNED:
             return rows[0].pin_memory(), rows[1].pin_memory(), rows[2].pin_memory()
         return rows
 
@@ -126,10 +130,12 @@ class _Stream(Store):
     """
 
     def __init__(self, part: Part, *, device: torch.device, num_workers: int, prefetch: int) -> None:
-        super().__init__(_host_rows(part, device))
-        self._device = device
+        super().__init__(_host_rows(part, device), device=device)
         self._ahead = max(prefetch, num_workers)  # at least one request per thread
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="data")
+
+    def place(self, requests: Indices) -> Request:
+        return requests
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         ahead: deque[Future[Rows]] = deque()

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
     from lib.distributed.gradient_wait import GradientWait
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+
+
+PINNED = {"cuda"}  # types of devices that read pinned main memory while the host goes on
+
+
+def send(value: Tensor | npt.NDArray[Any] | float, device: torch.device) -> Tensor:
+    """Copy `value` from main memory to `device`, to a GPU without waiting. What is there stays."""
+    tensor = torch.as_tensor(value)
+    pinned = device.type in PINNED and tensor.device.type == "cpu"
+    return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=pinned)
 
 
 class Backend:

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from lib.devices.base import send
 from lib.rng import key, mix
 
 LEVELS = 1 << 16  # 16 bits per element: a 64-bit hash serves four
@@ -84,7 +85,8 @@ def key_stock_dropouts(model: nn.Module) -> tuple[int, list[str]]:
     Attributes of the layers stay. Fused attention, which would draw its own mask, is switched off beside
     them. Returns the number of layers that drop something, and the names of those modules of attention.
     """
-    first, count, unfused = 1 + max((own.site for own in dropouts(model)), default=-1), 0, list[str]()
+    own_sites = (module.site for module in model.modules() if isinstance(module, Dropout))
+    first, count, unfused = 1 + max(own_sites, default=-1), 0, list[str]()
     for name, module in model.named_modules():
         kind = type(module)
         path = kind.__name__.endswith("DropPath")
@@ -102,8 +104,8 @@ def key_stock_dropouts(model: nn.Module) -> tuple[int, list[str]]:
 
 
 def dropouts(model: nn.Module) -> tuple[Dropout, ...]:
-    """Return the dropout modules of `model`, to be passed to `key_samples` for every micro-batch."""
-    return tuple(module for module in model.modules() if isinstance(module, Dropout))
+    """Return the modules of `model` that drop anything, for `key_samples` before each micro-batch."""
+    return tuple(module for module in model.modules() if isinstance(module, Dropout) and module._threshold)
 
 
 def key_samples(
@@ -121,8 +123,10 @@ def key_samples(
     """
     if reseeds:
         torch.manual_seed(key("layers", seed, first))
+    if not modules:
+        return
     # `first` as a tensor, because a Python number would give every step another graph.
-    samples = torch.arange(count, device=device) + torch.tensor(first, device=device)
+    samples = torch.arange(count, device=device) + send(first, device)
     keys = mix(samples ^ key("dropout", seed))
     for module in modules:
         module.sample_keys = keys

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import StateDict
 
+from lib.devices.base import send
+
 
 @runtime_checkable
 class HasSignParameters(Protocol):
@@ -55,7 +57,7 @@ class AdamATan2(torch.optim.Optimizer):
             if not parameters:
                 continue
             first = parameters[0]
-            rate = torch.tensor(group["lr"], dtype=_exact(first.dtype), device=first.device)
+            rate = send(torch.tensor(group["lr"], dtype=_exact(first.dtype)), first.device)
             kept = 1 - rate * group["weight_decay"]
             for parameter in parameters:
                 parameter.mul_(kept)

@@ -14,7 +14,7 @@ from torch import Tensor
 from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Dataset, Part, Spec
-from lib.devices.base import Backend
+from lib.devices.base import Backend, send
 from lib.errors import ConfigError
 from lib.nn.model_code import load_model
 from lib.plan.types import WITHOUT_DOUBLE, Branch, Plan
@@ -63,7 +63,7 @@ class Totals:
         counts = [part.count for part in self._parts]
         host = sum(count for count in counts if isinstance(count, int))
         columns = [
-            [torch.tensor(host, device=first.loss.device), *(c for c in counts if isinstance(c, Tensor))],
+            [send(host, first.loss.device), *(c for c in counts if isinstance(c, Tensor))],
             [part.loss for part in self._parts],
             *([part.metrics[name] for part in self._parts] for name in names[1:]),
         ]

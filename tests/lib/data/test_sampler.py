@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.data import ArrayPart, epoch_order, sample_stream, subset
+from lib.data import ArrayPart, epoch_order, sample_stream, sampler, subset
 from lib.data.augment import Kind, apply, draw
+from lib.data.types import Indices
 from lib.errors import ConfigError
 from lib.rng import integers, key, mix, mix_int, noise_bytes, uniform
 
@@ -51,6 +54,41 @@ def test_epoch_order_is_a_permutation_of_its_own_epoch_and_seed() -> None:
         assert np.mean(other == first) < 0.02
     epoch_order.cache_clear()
     assert np.array_equal(first, epoch_order(seed=1, epoch=0, size=1000))
+
+
+@pytest.mark.parametrize(("least", "expected"), [(100, ["MainThread", "order"]), (101, ["MainThread"] * 2)])
+def test_the_next_order_is_computed_beside_training(
+    least: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, compute = [], sampler._order
+
+    def computed(*which: int) -> Indices:
+        threads.append(threading.current_thread().name)
+        return compute(*which)
+
+    monkeypatch.setattr(sampler, "_order", computed)
+    monkeypatch.setattr(sampler, "_AHEAD_SIZE", least)
+    epoch_order.cache_clear()
+    sample_stream(start=0, count=50, seed=1, size=100)
+    assert threads == expected[:1]
+    sample_stream(start=50, count=10, seed=1, size=100)
+    found = sample_stream(start=95, count=10, seed=1, size=100)[1]
+    assert threads == expected
+    orders = [compute(1, epoch, 100) for epoch in (0, 1)]
+    assert np.array_equal(found, np.concatenate(orders)[95:105])
+
+
+def test_an_order_that_finds_no_memory_ends_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: int) -> Indices:
+        raise MemoryError("none left")
+
+    epoch_order.cache_clear()
+    sample_stream(start=0, count=10, seed=2, size=100)
+    monkeypatch.setattr(sampler, "_AHEAD_SIZE", 100)
+    monkeypatch.setattr(sampler, "_order", none)
+    sample_stream(start=60, count=10, seed=2, size=100)
+    with pytest.raises(MemoryError, match="none left"):
+        sample_stream(start=100, count=1, seed=2, size=100)
 
 
 def test_epoch_order_does_not_move_the_generators_of_numpy() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.types import LABELLED, ArrayPart, Labelled, Part, Spec
+from lib.devices.base import send
 from lib.errors import ConfigError
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
@@ -156,7 +157,8 @@ class Classify:
 
     def _scores(self, logits_NK: Tensor, batch: Batch, *, training: bool) -> Sums:
         smoothing = self.label_smoothing if training else 0.0
-        weights_K = logits_NK.new_tensor(self.class_weights) if self.class_weights else None
+        given, dtype = self.class_weights, logits_NK.dtype
+        weights_K = send(torch.tensor(given, dtype=dtype), logits_NK.device) if given else None
         # Without weights the sum is one kernel.
         reduction = "sum" if batch.weights is None and weights_K is None else "none"
         loss = F.cross_entropy(
@@ -167,7 +169,7 @@ class Classify:
         if weights_K is None:
             return Sums(weighted_sum(loss, batch), count, {"accuracy": right})
         weights_N = weights_K[batch.targets]
-        found = {"accuracy": right, "samples": torch.as_tensor(count, device=loss.device)}
+        found = {"accuracy": right, "samples": send(count, loss.device)}
         if training:
             found = {"weighted_accuracy": weighted_sum(right_N * weights_N, batch)}
         return Sums(weighted_sum(loss, batch), weighted_sum(weights_N, batch), found)

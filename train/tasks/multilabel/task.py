@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Part, Spec, TableLabelsSpec
+from lib.devices.base import send
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
 from train.tasks.base import (
@@ -109,7 +111,8 @@ class MultiLabel:
         return with_metrics(self._sums(logits_NK, batch), self.metrics, logits_NK, batch)
 
     def _sums(self, logits_NK: Tensor, batch: Batch) -> Sums:
-        weights_K = logits_NK.new_tensor(self.pos_weight) if self.pos_weight else None
+        given, dtype = self.pos_weight, logits_NK.dtype
+        weights_K = send(torch.tensor(given, dtype=dtype), logits_NK.device) if given else None
         loss_NK = F.binary_cross_entropy_with_logits(
             logits_NK, batch.targets.to(logits_NK.dtype), reduction="none", pos_weight=weights_K
         )

@@ -21,7 +21,7 @@ from lib.config import Config
 from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.data.loader import Batch
 from lib.data.types import Spec
-from lib.devices.base import Backend
+from lib.devices.base import Backend, send
 from lib.nn import IGNORED
 from lib.nn.cross_entropy import stablemax_cross_entropy
 from lib.rng import key, mix
@@ -138,7 +138,7 @@ class Recursive:
         minimum_B = self.carry.min_steps(
             seed=self._seed, limit=self._max_steps, probability=self._exploration
         )
-        halted_B &= steps_B >= minimum_B.to(steps_B.device)
+        halted_B &= steps_B >= send(minimum_B, steps_B.device)
         self.carry.store(Rows(thought.y_BTD, thought.z_BTD, steps_B, halted_B, inputs_BL, targets_BL))
         found = {"accuracy": right_B, "halted": halted_B, "solved": halted_B & exact_B}
         metrics = {name: weighted_sum(values_B, batch) for name, values_B in found.items()}
@@ -203,7 +203,7 @@ class Carry:
             return Rows(*(part[self._offset : self._offset + self._count] for part in self._rows))
         last = max(0, self._offset + self._count - 1)
         places = (self._offset + torch.arange(self._padded)).clamp(max=last)
-        return Rows(*(part[places.to(part.device)] for part in self._rows))
+        return Rows(*(part[send(places, part.device)] for part in self._rows))
 
     def store(self, rows: Rows) -> None:
         """Keep `rows`, without gradients and padding, for the next step."""

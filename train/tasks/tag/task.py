@@ -16,6 +16,7 @@ from torch import Tensor
 from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.types import Spec, TokenTagSpec
+from lib.devices.base import send
 from lib.nn import IGNORED
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
@@ -105,9 +106,7 @@ class Tag:
         before it is of that kind.
         """
         order_BT = (~is_word_BT).to(torch.uint8).argsort(dim=1, stable=True)
-        kinds_K, begins_K = (
-            torch.tensor(each, device=tags_BT.device) for each in (self._kinds, self._begins)
-        )
+        kinds_K, begins_K = (send(torch.tensor(each), tags_BT.device) for each in (self._kinds, self._begins))
         tags_BT = tags_BT.clamp(min=0)
         kind_BT = (kinds_K[tags_BT] * is_word_BT).gather(1, order_BT)
         begins_BT = (begins_K[tags_BT] & is_word_BT).gather(1, order_BT)
