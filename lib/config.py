@@ -65,6 +65,7 @@ class CheckpointOptions:
     checkpoint_interval_steps: int
     checkpoint_seconds: int
     checkpoint_async: bool
+    checkpoint_async_mb: int | None  # of state, above which they are asynchronous; None: all are
     checkpoint_format: Literal["auto", "full", "sharded"]
     keep_last: int
     keep_best: bool
@@ -202,6 +203,7 @@ class Config:
     eval_interval_steps: int
     evaluation: EvaluationOptions
     log_interval_steps: int
+    log_seconds: int
     weights: WeightOptions
     seed: int
     deterministic: bool

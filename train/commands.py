@@ -31,7 +31,7 @@ from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, initial_digest, stored_digest, trains
 from train import loop
 from train.build import make_job
-from train.job import Job, Progress, checkpoint_format, early_stop
+from train.job import Job, Progress, checkpoint_format, early_stop, saves_beside
 from train.planning.memory_estimate import refuse
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
@@ -342,7 +342,7 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
             weights=weights,
             whole_run=True,
         )
-        _choose_checkpoint_format(job)
+        _choose_checkpoints(job)
         progress = _restore(job, interrupted)
         record.begin(progress.step, job.budget.total_steps)
         with job.train_loader, job.eval_loader, report_memory(job, planned.hardware):
@@ -371,15 +371,17 @@ def _open_sinks(config: Config, run: RunDir) -> Sequence[Sink]:
     return open_sinks(config, run)
 
 
-def _choose_checkpoint_format(job: Job) -> None:
+def _choose_checkpoints(job: Job) -> None:
     """Choose on rank 0 for all ranks, and log the choice where there is one."""
-    folder = None
+    folder, beside = None, False
     if isinstance(job.record, RunRecord):
-        is_sharded, format_and_reason = checkpoint_format(job, free_bytes=main_memory("").free_bytes)
-        if format_and_reason:
-            job.record.log(f"Checkpoints: {format_and_reason}")
+        free_bytes = main_memory("").free_bytes
+        is_sharded, format_and_reason = checkpoint_format(job, free_bytes=free_bytes)
+        beside, beside_and_reason = saves_beside(job, free_bytes=free_bytes, is_sharded=is_sharded)
+        for line in filter(None, (format_and_reason, beside_and_reason)):
+            job.record.log(f"Checkpoints: {line}")
         folder = job.record.run.checkpoints if is_sharded else None
-    job.shard_directory = job.backend.broadcast(folder)
+    job.shard_directory, job.saves_beside = job.backend.broadcast((folder, beside))
 
 
 def _restore(job: Job, interrupted: RunDir | None) -> Progress:

@@ -16,16 +16,17 @@ from torch import Tensor, nn
 from lib.config import Config
 from lib.data.loader import EvalLoader, TrainLoader
 from lib.devices.base import Backend
-from lib.distributed.fsdp import reshard
-from lib.errors import ConfigError
+from lib.distributed.fsdp import local, reshard
+from lib.errors import ConfigError, Diverged
 from lib.nn.dropout import Dropout
 from lib.nn.precision import full_precision
 from lib.optim.lr_schedule import warmup_fraction
 from lib.plan.tables import FREE_MEMORY_MARGIN
-from lib.plan.types import PARTS_OF_STATE, SHARDS_WEIGHTS, Plan
+from lib.plan.types import COLLECTIVE_FORWARD, PARTS_OF_STATE, SHARDS_WEIGHTS, Plan
 from lib.runs.metrics import higher_is_better
 from lib.units import bytes_text
 from train.record import Record
+from train.signals import Agreement
 from train.tasks.base import Carry, Forward, HasRowFigures, Sums, Task, Totals
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class Job:
     record: Record
     pipeline: Pipeline | None = None  # this rank's stage of the model
     shard_directory: Path | None = None  # where every rank writes its shard; None: rank 0 writes all
+    saves_beside: bool = False  # checkpoints are asynchronous because of their size
 
 
 def checkpoint_format(job: Job, *, free_bytes: int) -> tuple[bool, str]:
@@ -158,18 +160,44 @@ def checkpoint_format(job: Job, *, free_bytes: int) -> tuple[bool, str]:
         return True, f"sharded, as requested{alone}"
     if not in_parts:
         return False, ""
-    need_bytes = _bytes_of(job.model.parameters()) + sum(
-        (_moments(group) + job.config.optim.ema) * _bytes_of(group["params"])
-        for group in job.optimizer.param_groups
-    )
-    if plan.device == "cpu" and plan.memory is not None:  # the same memory
-        free_bytes = max(0, free_bytes - plan.memory.need_bytes * job.backend.local_world)
-    usable_bytes = round(free_bytes * FREE_MEMORY_MARGIN)
+    need_bytes, usable_bytes = state_bytes(job), _usable_bytes(job, free_bytes)
     fits = need_bytes <= usable_bytes
     why = f"{bytes_text(need_bytes)} of state, {bytes_text(usable_bytes)} of main memory usable by rank 0"
     if requested == "full":
         return False, f"full, as requested; {why}{'' if fits else ': it does not fit'}"
     return not fits, f"{'full' if fits else 'sharded'}; {why}"
+
+
+def saves_beside(job: Job, *, free_bytes: int, is_sharded: bool) -> tuple[bool, str]:
+    """Return True if checkpoints are asynchronous because of their size, and the reason; "" for small ones.
+
+    free_bytes: of main memory on the node of rank 0, which must hold a copy of the state, and another where
+    it is gathered.
+    """
+    options, need_bytes = job.config.checkpoints, state_bytes(job)
+    if not 0 < (options.checkpoint_async_mb or 0) * 10**6 < need_bytes:
+        return False, ""
+    copies = 2 if job.plan.strategy in PARTS_OF_STATE and not is_sharded else 1
+    usable_bytes = _usable_bytes(job, free_bytes)
+    fits = copies * need_bytes <= usable_bytes
+    how = "written beside training" if fits else "training waits for them: no main memory for a copy"
+    why = f"{bytes_text(need_bytes)} of state, {bytes_text(usable_bytes)} usable"
+    return fits, f"{how}; {why}"
+
+
+def state_bytes(job: Job) -> int:
+    """Return the bytes of weights, averages and optimizer state, over all shards."""
+    return _bytes_of(job.model.parameters()) + sum(
+        (_moments(group) + job.config.optim.ema) * _bytes_of(group["params"])
+        for group in job.optimizer.param_groups
+    )
+
+
+def _usable_bytes(job: Job, free_bytes: int) -> int:
+    plan = job.plan
+    if plan.device == "cpu" and plan.memory is not None:  # the same memory
+        free_bytes = max(0, free_bytes - plan.memory.need_bytes * job.backend.local_world)
+    return round(free_bytes * FREE_MEMORY_MARGIN)
 
 
 def _moments(group: dict[str, Any]) -> int:
@@ -264,6 +292,55 @@ def early_stop(job: Job, progress: Progress) -> str:
     by = f" by more than {evaluation.early_stop_delta:g}" if evaluation.early_stop_delta else ""
     better = f"no better {evaluation.best_metric or 'score'}{by} in {stale} evaluations"
     return f"stopped early at step {progress.step}: {better}"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Work that is due after a step."""
+
+    log: bool
+    evaluation: bool
+    save: bool
+
+
+def due_after(job: Job, step: int, agreed: Agreement, *, last: bool) -> Due:
+    """Decide what is due after `step` steps, by what all ranks agree on. last: of the run.
+
+    Saving and evaluating imply a log row: its loss is checked before anything is saved.
+    """
+    config = job.config
+    every, epochs = config.eval_interval_steps, (math.floor(epoch_of(job, each)) for each in (step - 1, step))
+    evaluation = last or (step % every == 0 if every else len({*epochs}) > 1)
+    interval, seconds = config.checkpoints.checkpoint_interval_steps, config.checkpoints.checkpoint_seconds
+    by_steps = interval and step % interval == 0
+    by_time = seconds and agreed.unsaved >= seconds
+    save = bool(last or agreed.signal or by_steps or by_time)
+    by_interval = step % config.log_interval_steps == 0 and agreed.unlogged >= config.log_seconds
+    log = save or evaluation or by_interval
+    return Due(log=log, evaluation=evaluation, save=save)
+
+
+def epoch_of(job: Job, step: int) -> float:
+    """Return the epochs that `step` steps have seen."""
+    return step * job.plan.effective_batch / job.train_loader.size
+
+
+def check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
+    """Raise Diverged if the loss or, with `weights`, the weights to be saved are not finite."""
+    finite = math.isfinite(row["loss"])
+    if finite and weights:
+        own = [parameter for parameter in job.model.parameters() if not parameter.is_meta]
+        norms = torch._foreach_norm([local(parameter.detach()) for parameter in own])
+        finite = bool(torch.stack(norms).isfinite().all())
+        if job.plan.strategy in COLLECTIVE_FORWARD:  # each rank has seen only its shard
+            finite = not job.backend.all_reduce_max((float(not finite),))[0]
+    if not finite:
+        what = "a weight is not finite" if math.isfinite(row["loss"]) else f"the loss is {row['loss']}"
+        raise Diverged(
+            f"{what} at step {row['step']:.0f}",
+            why="training has diverged",
+            todo="lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP; checkpoints of earlier steps are kept",
+        )
 
 
 @torch.no_grad()

@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,15 +27,27 @@ from lib.distributed.fsdp import (
     shard_of,
     to_local,
 )
-from lib.errors import CheckpointError, Diverged, OutOfMemory
+from lib.errors import CheckpointError, OutOfMemory
 from lib.nn.batch_norm import commit_statistics, discard_statistics, weigh_groups
 from lib.nn.dropout import key_samples
 from lib.optim.lr_schedule import learning_rate_factor
 from lib.plan import with_smaller_micro_batch
 from lib.plan.types import COLLECTIVE_FORWARD, Plan
-from train.job import Job, Progress, early_stop, evaluate, evaluation_sums, is_over, judge, report_of
+from train.job import (
+    Job,
+    Progress,
+    check_finite,
+    due_after,
+    early_stop,
+    epoch_of,
+    evaluate,
+    evaluation_sums,
+    is_over,
+    judge,
+    report_of,
+)
 from train.record import AsyncCheckpointer
-from train.signals import Stopped, StopRequest
+from train.signals import Agreement, Stopped, StopRequest
 from train.tasks.base import Sums, Totals
 
 _RENAMED = {"owes_evaluation": "evaluation_pending"}  # fields of Progress in older checkpoints
@@ -50,49 +59,46 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     Returns the last evaluation. Raises Diverged if the loss is not finite, OutOfMemory if no smaller
     micro-batch can be used; Stopped, after saving, on SIGINT and SIGTERM.
     """
-    logged, last_save = Totals(), time.monotonic()
+    logged, logged_at = Totals(), _counters(job, progress)
     evaluation: dict[str, float] = {}
-    mark, logged_at = time.perf_counter(), _counters(job, progress)
-    asynchronous = job.config.checkpoints.checkpoint_async
+    asynchronous = job.saves_beside or job.config.checkpoints.checkpoint_async
     saver = AsyncCheckpointer(job.record, asynchronous=asynchronous, sharded=job.shard_directory)
     with StopRequest(announce=job.backend.world == 1) as stop, saver:
+        agreed = Agreement(job.backend, stop, seconds=progress.seconds)
         if progress.evaluation_pending:
             evaluation, better = assess(job, progress, stop, saver)
             if better:
                 _save(job, progress, saver, best=True)
         last = is_over(job, progress)
+        agreed.restart(counts=False)
         while not last:
             for sums in optimizer_step(job, progress):
                 logged.add(sums)
             progress.step += 1
             saver.check()
-            # Clocks differ between ranks, so decisions by time use these reduced numbers only.
-            wants_stop, progress.seconds, unsaved = job.backend.all_reduce_max(
-                (stop.signal, progress.seconds + time.perf_counter() - mark, time.monotonic() - last_save)
-            )
-            mark = time.perf_counter()
+            progress.seconds = agreed.take()
             last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-            due = _due(job, progress.step, last=last, stopping=bool(wants_stop), unsaved=unsaved)
+            due = due_after(job, progress.step, agreed, last=last)
             fraction = job.budget.fraction(step=progress.step, seconds=progress.seconds)
             job.record.progress(progress.step, fraction)
+            stopping = agreed.signal
             if due.log:
                 means = logged.means(job.backend)  # waits for the device, which counts as training time
-                seconds = progress.seconds + time.perf_counter() - mark
-                (progress.seconds,) = job.backend.all_reduce_max((seconds,))
+                progress.seconds = agreed.settle()
                 row = _train_row(job, progress, means, since=logged_at)
                 logged, logged_at = Totals(), _counters(job, progress)
-                _check_finite(job, row, weights=due.save or due.evaluation)
+                check_finite(job, row, weights=due.save or due.evaluation)
             better = False
             if due.evaluation:
                 evaluation, better = assess(job, progress, stop, saver)
             ends_early = bool(early_stop(job, progress))
             if due.save or better or ends_early:
                 _save(job, progress, saver, best=better)
-                last_save = time.monotonic()
+                agreed.saved()
             last = last or ends_early
-            if wants_stop and not last:
-                raise Stopped(int(wants_stop), progress.step)
-            mark = time.perf_counter()
+            if stopping and not last:
+                raise Stopped(int(stopping), progress.step)
+            agreed.restart(counts=not due.log)
     # A run that was killed after its last checkpoint has only its result to report.
     return evaluation or evaluate(job)
 
@@ -271,36 +277,9 @@ def assess(
         raise Stopped(int(number), progress.step)
     progress.evaluation_pending = False
     evaluation = report_of(job, totals)
-    job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
+    job.record.row("eval", step=progress.step, epoch=epoch_of(job, progress.step), **evaluation)
     better = judge(job, progress, evaluation)
     return evaluation, better and job.config.checkpoints.keep_best
-
-
-@dataclass(frozen=True, slots=True)
-class _Due:
-    log: bool
-    evaluation: bool
-    save: bool
-
-
-def _due(job: Job, step: int, *, last: bool, stopping: bool, unsaved: float) -> _Due:
-    """Decide what is due after `step` steps, `unsaved` seconds after the last checkpoint.
-
-    Saving and evaluating imply a log row: its loss is checked before anything is saved.
-    """
-    config = job.config
-    every, epochs = config.eval_interval_steps, (math.floor(_epoch(job, each)) for each in (step - 1, step))
-    evaluation = last or (step % every == 0 if every else len({*epochs}) > 1)
-    interval, seconds = config.checkpoints.checkpoint_interval_steps, config.checkpoints.checkpoint_seconds
-    by_steps = interval and step % interval == 0
-    by_time = seconds and unsaved >= seconds
-    save = bool(last or stopping or by_steps or by_time)
-    log = save or evaluation or step % config.log_interval_steps == 0
-    return _Due(log=log, evaluation=evaluation, save=save)
-
-
-def _epoch(job: Job, step: int) -> float:
-    return step * job.plan.effective_batch / job.train_loader.size
 
 
 def _counters(job: Job, progress: Progress) -> dict[str, float]:
@@ -316,7 +295,7 @@ def _train_row(
     steps, seconds = waited.pop("step"), max(waited.pop("seconds"), 1e-9)
     row = {
         "step": progress.step,
-        "epoch": _epoch(job, progress.step),
+        "epoch": epoch_of(job, progress.step),
         **{name: value for name, value in means.items() if name != "count"},
         "learning_rate": job.optimizer.param_groups[0]["lr"],
         "samples_per_second": steps * job.plan.effective_batch / seconds,
@@ -327,24 +306,6 @@ def _train_row(
     }
     job.record.row("train", **row)
     return row
-
-
-def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
-    """Raise Diverged if the loss or, with `weights`, the weights to be saved are not finite."""
-    finite = math.isfinite(row["loss"])
-    if finite and weights:
-        own = [parameter for parameter in job.model.parameters() if not parameter.is_meta]
-        norms = torch._foreach_norm([local(parameter.detach()) for parameter in own])
-        finite = bool(torch.stack(norms).isfinite().all())
-        if job.plan.strategy in COLLECTIVE_FORWARD:  # each rank has seen only its shard
-            finite = not job.backend.all_reduce_max((float(not finite),))[0]
-    if not finite:
-        what = "a weight is not finite" if math.isfinite(row["loss"]) else f"the loss is {row['loss']}"
-        raise Diverged(
-            f"{what} at step {row['step']:.0f}",
-            why="training has diverged",
-            todo="lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP; checkpoints of earlier steps are kept",
-        )
 
 
 def _save(job: Job, progress: Progress, saver: AsyncCheckpointer, *, best: bool) -> None:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as requests to stop, which the training loop obeys at the end of a step."""
+"""SIGINT and SIGTERM as requests to stop, which the training loop obeys at the end of a step on all ranks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import contextlib
 import gc
 import os
 import signal
+import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from lib.distributed.launcher import restarts_by_itself
 from lib.errors import Suspended
+
+if TYPE_CHECKING:
+    from lib.devices.base import Backend
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -71,6 +75,60 @@ class StopRequest:
             with contextlib.suppress(OSError):
                 os.write(2, b"\nstopping after this step; SIGINT now ends at once\n")
         signal.signal(signal.SIGINT, self._previous.pop(signal.SIGINT))
+
+
+class Agreement:
+    """Maxima over ranks of stop signals and clocks: clocks differ, so decisions by time use these alone.
+
+    On one process they are current. Several do not wait for them in each step: they use those that were sent
+    in the step before, so all stop after the same step.
+    """
+
+    def __init__(self, backend: Backend, stop: StopRequest, *, seconds: float) -> None:
+        """seconds: of training so far."""
+        self._backend, self._stop, self.seconds = backend, stop, seconds
+        self.signal, self.unsaved, self.unlogged = 0.0, 0.0, 0.0  # seconds without a checkpoint and a row
+        self._saved_at = self._logged_at = time.monotonic()
+        self._mark = time.perf_counter()  # when `seconds` was right
+        self._sent: tuple[Callable[[], list[float]], float] | None = None
+
+    def take(self) -> float:
+        """Take what is agreed on after a step; return the seconds of training."""
+        if self._sent is not None:
+            self._receive()
+        elif self._backend.world == 1:
+            self._send()
+            self._receive()
+        return self.seconds
+
+    def settle(self) -> float:
+        """Wait for what the ranks agree on now, after a row of metrics was read; return the seconds."""
+        self._send()
+        self._receive()
+        self._logged_at, self.unlogged = time.monotonic(), 0.0
+        return self.seconds
+
+    def saved(self) -> None:
+        """Note that a checkpoint was saved."""
+        self._saved_at, self.unsaved = time.monotonic(), 0.0
+
+    def restart(self, *, counts: bool) -> None:
+        """Begin the next step. counts: what was done since `take` is training time."""
+        if not counts:
+            self._mark = time.perf_counter()
+        elif self._backend.world > 1:
+            self._send()
+
+    def _send(self) -> None:
+        now, clock = time.perf_counter(), time.monotonic()
+        seconds = self.seconds + now - self._mark
+        values = self._stop.signal, seconds, clock - self._saved_at, clock - self._logged_at
+        self._sent = self._backend.begin_all_reduce_max(values), now
+
+    def _receive(self) -> None:
+        assert self._sent is not None
+        (result, self._mark), self._sent = self._sent, None
+        self.signal, self.seconds, self.unsaved, self.unlogged = result()
 
 
 class Stopped(Suspended):

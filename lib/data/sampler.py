@@ -17,7 +17,6 @@ import numpy as np
 from lib.data.types import Indices
 from lib.rng import key, mix
 
-
 _AHEAD_SIZE = 1 << 18  # samples; smaller orders take less than 10 ms, and most runs have few epochs
 
 

@@ -113,6 +113,7 @@ def _host_rows(part: Part, device: torch.device) -> Fetch:
     """Rows in host memory, pinned for CUDA."""
 
     def fetch(request: Request) -> Rows:
+        assert not isinstance(request, torch.Tensor), "`_Stream.place` leaves it in NumPy"
         inputs, targets = part.take(request[0])
         rows = torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(request[1:])
         if device.type in PINNED:

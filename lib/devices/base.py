@@ -12,7 +12,7 @@ import datetime
 import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
 
-PINNED = {"cuda"}  # types of devices that read pinned main memory while the host goes on
+PINNED = {"cuda"}  # types of devices that copy from pinned main memory beside the host
 
 
 def send(value: Tensor | npt.NDArray[Any] | float, device: torch.device) -> Tensor:
@@ -103,6 +103,11 @@ class Backend:
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:
         """Return the element-wise maximum over ranks of host numbers, the same on every rank."""
         return list(values)
+
+    def begin_all_reduce_max(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin `all_reduce_max`; return the function that waits for its result."""
+        reduced = self.all_reduce_max(values)
+        return lambda: reduced
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's `value` (any picklable object) on every rank."""
@@ -242,9 +247,19 @@ class DistributedBackend(Backend):
 
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:
         """Return the element-wise maximum over ranks, through the host group."""
+        return self.begin_all_reduce_max(values)()
+
+    def begin_all_reduce_max(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin `all_reduce_max`; return the function that waits for its result."""
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._host_group)
-        return [float(value) for value in tensor]
+        options: dict[str, Any] = {"op": dist.ReduceOp.MAX, "group": self._host_group, "async_op": True}
+        work = dist.all_reduce(tensor, **options)
+
+        def result() -> list[float]:
+            work.wait()
+            return [float(value) for value in tensor]
+
+        return result
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's `value` on every rank, through the host group."""

@@ -50,7 +50,7 @@ from tests.contract.small_runs import (
 )
 from tests.support.training import Wrapped
 from train import commands, loop, upload
-from train.job import Progress, checkpoint_format
+from train.job import Progress, checkpoint_format, saves_beside
 from train.planning.memory_estimate import MemoryTraces
 
 Outcome: TypeAlias = Any
@@ -131,13 +131,18 @@ def job(place: DataLocation, config: Config) -> Outcome:
 
 
 def checkpoint_formats(place: DataLocation, config: Config) -> Outcome:
-    """Whether a sharded and a replicated job write sharded checkpoints, with main memory and without."""
+    """Whether a sharded and a replicated job write sharded checkpoints, with main memory and without.
+
+    And whether a large state is written beside training.
+    """
     made, _ = job_of(place, config)
     found = []
     with made.train_loader, made.eval_loader:
         for layout in ({"strategy": "ddp"}, {"strategy": "fsdp", "shard": 2}):
             made.plan = fixed_plan("test", micro_batch=2, world=2, **layout)
             found += [checkpoint_format(made, free_bytes=free_bytes)[0] for free_bytes in (1 << 40, 1 << 10)]
+        with mock.patch("train.job.state_bytes", return_value=10**9):
+            found.append(saves_beside(made, free_bytes=1 << 40, is_sharded=False)[0])
     return found
 
 
@@ -150,7 +155,7 @@ def training(place: DataLocation, config: Config) -> Outcome:
     with (
         made.train_loader,
         made.eval_loader,
-        mock.patch.object(loop, "time", clock),
+        mock.patch("train.signals.time", clock),
         mock.patch("lib.data.loader.time", still),
     ):
         loop.train(made, Progress())

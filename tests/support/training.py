@@ -210,7 +210,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("train.loop.time", self)
+        monkeypatch.setattr("train.signals.time", self)
 
     def perf_counter(self) -> float:
         return self.now

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import wait
@@ -18,6 +23,7 @@ from lib.runs import checkpoint
 from lib.runs.console import Console
 from lib.runs.directory import RunDir
 from tests.e2e.sharded_worker import digest
+from tests.lib.runs.test_checkpoint_kill import die_before_change, ignore
 from tests.support.training import (
     Clock,
     MemoryRecord,
@@ -32,6 +38,7 @@ from train.loop import load_state_dict, state_dict, train
 from train.record import AsyncCheckpointer, Record, RunRecord
 from train.signals import Stopped
 
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60
 STEPS, EVERY = 8, 3
 ALONE = Gatherer(rank=0)
@@ -192,3 +199,52 @@ def test_a_snapshot_shares_no_memory_but_keeps_what_was_tied() -> None:
     assert copied["a"].data_ptr() == copied["list"][0].data_ptr() != weight.data_ptr()
     assert copied["list"][1] == {"rate": 0.1} and isinstance(copied["empty"], Tensor)
     assert snapshot(state, replicated=False) == {"a": None, "list": [None, {"rate": 0.1}], "empty": None}
+
+
+def kill_beside_training(directory: Path) -> None:
+    """Die before every fifth change of the file system, by training or by the writer; then resume."""
+    torch.set_num_threads(1)
+    os.fsync = ignore  # a killed process loses nothing that it wrote
+
+    def record_in(folder: Path) -> RunRecord:
+        run = RunDir.create(folder, model="lenet5", identity="0" * 8, files={"config": ""})
+        return RunRecord(run, Console(run.log), started=0.0, keep_last=2)
+
+    def weights(job: Job, progress: Progress) -> str:
+        train(job, progress)
+        return digest(job.model.state_dict())
+
+    whole = weights(job_of(Record(), aside=True), Progress())
+    steps, status = list[int](), -1
+    for point in range(0, 1000, 5):
+        record = record_in(directory / str(point))
+        child = os.fork()
+        if child == 0:
+            record.begin(0, STEPS)
+            die_before_change(point)
+            train(job_of(record, aside=True, checkpoint_interval_steps=1), Progress())
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, -signal.SIGKILL)
+        found = (
+            checkpoint.load(record.run.checkpoints, log=print) if record.run.checkpoints.exists() else None
+        )
+        job = job_of(Record(), aside=True)
+        progress = Progress() if found is None else load_state_dict(job, found[1])
+        steps.append(progress.step)
+        assert weights(job, progress) == whole, (point, progress.step)
+        if status == 0:
+            break
+    assert status == 0 and steps[-1] == STEPS and len({*steps}) > 3, steps
+    print(json.dumps(steps))
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_while_it_is_written_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    place = f"t.kill_beside_training(t.Path({str(tmp_path)!r}))"
+    code = f"from tests.train import test_async_checkpoint as t; {place}"
+    single = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # a fork copies one thread
+    options: dict[str, Any] = {"cwd": ROOT, "env": single, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", code], **options, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1])[0] == 0

@@ -15,7 +15,7 @@ from lib.plan.types import Memory, fixed_plan
 from lib.units import bytes_text
 from tests.support.tokens import BLOCK, small_lm_config, text_data
 from tests.support.training import random_data, small_config, small_job, small_plan
-from train.job import Job, Progress, checkpoint_format
+from train.job import Job, Progress, checkpoint_format, saves_beside, state_bytes
 from train.loop import optimizer_step
 
 FREE = 10**9
@@ -94,3 +94,26 @@ def test_a_request_is_obeyed_and_a_risk_is_named(made: Job) -> None:
     is_sharded, text = chosen(made, "full", 0)
     assert not is_sharded and text.startswith("full, as requested; ") and text.endswith(": it does not fit")
     assert not chosen(made, "full", FREE)[1].endswith(": it does not fit")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_sharded", "copies"),
+    [("ddp", False, 1), ("zero1", False, 2), ("fsdp", False, 2), ("fsdp", True, 1)],
+)
+def test_large_states_are_written_beside_training_where_copies_fit(
+    made: Job, strategy: str, is_sharded: bool, copies: int
+) -> None:
+    shard = 2 if strategy == "fsdp" else 1
+    plan = fixed_plan("test", micro_batch=4, world=2, strategy=strategy, shard=shard)
+    at_rate = {rate: made.config.replace(checkpoint_async_mb=rate) for rate in (0, 1, 100)}
+    need_bytes = state_bytes(made)
+    assert 10**6 < need_bytes < 10**8
+
+    def chosen(rate: int, free_bytes: int) -> tuple[bool, str]:
+        job = dataclasses.replace(made, config=at_rate[rate], plan=plan)
+        return saves_beside(job, free_bytes=free_bytes, is_sharded=is_sharded)
+
+    fits = round(copies * need_bytes / FREE_MEMORY_MARGIN) + 8
+    assert chosen(0, FREE) == chosen(100, FREE) == (False, "")
+    assert chosen(1, fits)[0] and chosen(1, fits)[1].startswith("written beside training; ")
+    assert not chosen(1, fits - 16)[0] and "no main memory for a copy" in chosen(1, fits - 16)[1]

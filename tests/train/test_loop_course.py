@@ -99,6 +99,17 @@ def test_rows_share_out_the_samples_between_them() -> None:
     assert [row["loss"] for row in record.of_kind("train")] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize(("least", "expected"), [(0, [2, 4, 6, 8, 10, 12]), (5, [6, 12]), (3600, [12])])
+def test_rows_are_at_least_so_many_seconds_apart(
+    least: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, intervals = Clock(monkeypatch), {"log_interval_steps": 2, "eval_interval_steps": 1000}
+    job, record = job_of(max_steps=12, log_seconds=least, **intervals)
+    job.task = Timed(job.task, clock, step=1.0)
+    train(job, Progress())
+    assert steps_of(record, "train") == expected
+
+
 def test_the_best_is_the_largest_metric_and_is_saved_at_once() -> None:
     accuracies = iter([0.25, 0.5, 0.5, 0.375, 0.625])
 

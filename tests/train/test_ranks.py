@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -88,7 +88,7 @@ def course(backend: Rank, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[l
     rates: list[float] = []
     job.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     if name == "signal":
-        with pytest.raises(Stopped, match="after step 5"):
+        with pytest.raises(Stopped, match="after step 6"):
             train(job, Progress())
     else:
         train(job, Progress())
@@ -107,6 +107,41 @@ def test_all_ranks_enter_the_same_collectives_whatever_their_clocks_say(
         follower = Follower(leader.maxima, rank=rank, world=WORLD)
         assert course(follower, monkeypatch, name) == expected
         assert not follower.maxima
+
+
+class Waits(FakeBackend):
+    """A rank that notes after how many steps it begins to reduce, and waits for, what the ranks agree on."""
+
+    def __init__(self) -> None:
+        super().__init__(rank=0, world=WORLD)
+        self.task: Timed | None = None
+        self.begun: list[int] = []
+        self.waited: list[int] = []
+
+    def begin_all_reduce_max(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        assert self.task is not None
+        self.begun.append(self.task.trained)
+
+        def result() -> list[float]:
+            assert self.task is not None
+            self.waited.append(self.task.trained)
+            return list(values)
+
+        return result
+
+
+def test_no_rank_waits_for_what_another_says_after_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where a row of metrics, here after steps 4 and 7, waits for the device."""
+    clock, backend = Clock(monkeypatch), Waits()
+    settings = {"max_steps": 7, "log_interval_steps": 4, "eval_interval_steps": 4}
+    config = small_config(**settings)
+    data = random_data(config, shape=(1, 28, 28), train_size=40, test_size=4 * WORLD)
+    job = small_job(config, small_plan(4, world=WORLD), data, backend=backend)
+    job.task = backend.task = Timed(job.task, clock, step=1.0, evaluation=100.0)
+    train(job, progress := Progress())
+    assert backend.begun == [1, 2, 3, 4, 5, 6, 7]
+    assert backend.waited == [2, 3, 4, 4, 6, 7, 7]
+    assert progress.seconds == 7, "an evaluation is no training"
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -143,4 +178,4 @@ def test_ghost_statistics_and_counts_are_one_collective_each() -> None:
         module.num_features for module in job.model.modules() if isinstance(module, nn.BatchNorm2d)
     )
     step = ["sum()", f"sum({3 * channels},)"]
-    assert backend.calls == [*step, "max(3)", "sum(3,)", "max(1)", "max(1)", "sum(3,)"]
+    assert backend.calls == [*step, "sum(3,)", "max(4)", "max(1)", "sum(3,)"]
