@@ -174,8 +174,8 @@ def saves_beside(job: Job, *, free_bytes: int, is_sharded: bool) -> tuple[bool, 
     free_bytes: of main memory on the node of rank 0, which must hold a copy of the state, and another where
     it is gathered.
     """
-    options, need_bytes = job.config.checkpoints, state_bytes(job)
-    if not 0 < (options.checkpoint_async_mb or 0) * 10**6 < need_bytes:
+    checkpoints, need_bytes = job.config.checkpoints, state_bytes(job)
+    if not 0 < (checkpoints.checkpoint_async_mb or 0) * 10**6 < need_bytes:
         return False, ""
     copies = 2 if job.plan.strategy in PARTS_OF_STATE and not is_sharded else 1
     usable_bytes = _usable_bytes(job, free_bytes)

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from lib.memory.simulation import simulation
 from lib.nn import IGNORED
 from lib.nn import linear_cross_entropy as module
 from lib.nn.linear_cross_entropy import chunk_rows, linear_cross_entropy
@@ -18,11 +20,13 @@ from lib.nn.linear_cross_entropy import chunk_rows, linear_cross_entropy
 ROWS, WIDTH, CLASSES, PADDED = 50, 4, 37, 40
 
 
-@pytest.fixture(autouse=True, params=[1, 7, 1000])
+@pytest.fixture(autouse=True, params=[(rows, kind) for rows in (1, 7, 1000) for kind in ("cpu", "cuda")])
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many chunks as the head asks for, few, and one; a row of softmax at a time, and all."""
-    monkeypatch.setattr(module, "_ROWS", request.param)
-    monkeypatch.setattr(module, "CPU_ELEMENTS", CLASSES * request.param)
+    """As many chunks as the head asks for, few, and one; a row of softmax at a time, and all; as on a GPU."""
+    rows, kind = request.param
+    monkeypatch.setattr(module, "_ROWS", rows)
+    monkeypatch.setattr(module, "CPU_ELEMENTS", CLASSES * rows)
+    monkeypatch.setattr(module, "kernels_for", lambda _: kind)
 
 
 def case(dtype: torch.dtype = torch.float64, *, bias: bool = True) -> tuple[list[Tensor | None], Tensor]:
@@ -154,3 +158,46 @@ def test_the_number_of_chunks_is_the_heads(
     assert chunk_rows(64 * 1024, width, classes=classes) == 64 * 1024 // chunks
     assert chunk_rows(1024, width, classes=classes) == 1024
     assert chunk_rows(5000, 768, classes=50257) == 1250  # not below 1024
+
+
+class Kernels(TorchDispatchMode):
+    """Counts kernels, and the bytes of logits and what has their size that these read and write."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements, self.launched, self.byte_count = elements, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if function.is_view or function.namespace == "prim" or name.startswith(("empty", "detach")):
+            return result
+        self.launched += 1
+        taken = [args[1]] if name == "copy_" else [] if name == "zero_" else tree_leaves((args, kwargs))
+        if name not in ("gather", "scatter_"):  # which touch one number of a row
+            of_logits = [each for each in [*taken, *tree_leaves(result)] if isinstance(each, Tensor)]
+            self.byte_count += sum(each.nbytes for each in of_logits if each.numel() >= self.elements)
+        return result
+
+
+def kernels_of(chunks: int, *, rows: int, width: int, classes: int) -> Kernels:
+    """Those of a loss under autocast on simulated CUDA, whose head has 128 rows of padding."""
+    with simulation("cuda"):
+        x = torch.empty(chunks * rows, width, requires_grad=True)
+        weight = torch.empty(classes + 128, width, requires_grad=True)
+        targets = torch.zeros(chunks * rows, dtype=torch.int64)
+        with torch.autocast("cpu", torch.bfloat16), Kernels(rows * classes) as counted:
+            linear_cross_entropy(x, weight, targets, classes=classes)
+    return counted
+
+
+@pytest.mark.parametrize("_chunks", [(1024, "cuda"), (1024, "other")], indirect=True)
+def test_a_chunk_on_a_gpu_takes_few_kernels_and_bytes() -> None:
+    shape = {"rows": 1024, "width": 64, "classes": 50_000}
+    few, many = kernels_of(2, **shape), kernels_of(4, **shape)
+    kernels = (many.launched - few.launched) / 2
+    byte_count = (many.byte_count - few.byte_count) / (2 * 1024 * 50_000)
+    if module.kernels_for(torch.empty(0)) == "cuda":
+        assert kernels <= 12 and byte_count <= 16
+    else:  # as it was before there were kernels for it
+        assert kernels > 12 and byte_count > 30
