@@ -20,6 +20,9 @@ from lib.rng import key, mix
 _AHEAD_SIZE = 1 << 18  # samples; smaller orders take less than 10 ms, and most runs have few epochs
 
 
+_HASHED = 1 << 17  # hashes at once, whose arrays stay in a CPU's cache
+
+
 class _Epoch(NamedTuple):
     seed: int
     epoch: int
@@ -37,7 +40,10 @@ def epoch_order(*, seed: int, epoch: int, size: int) -> Indices:
 
 
 def _order(seed: int, epoch: int, size: int) -> Indices:
-    hashes = mix(mix(np.arange(size, dtype=np.int64) ^ key("order", seed, epoch)))
+    hashes, own = np.empty(size, np.int64), key("order", seed, epoch)
+    for start in range(0, size, _HASHED):
+        stop = min(start + _HASHED, size)
+        hashes[start:stop] = mix(mix(np.arange(start, stop, dtype=np.int64) ^ own))
     order = np.argsort(hashes)  # there are no ties: `mix` is one to one
     order.setflags(write=False)
     return order

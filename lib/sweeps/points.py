@@ -43,7 +43,8 @@ def best_of(experiment: Experiment, results: Sequence[Result]) -> tuple[int, int
     """Return the number of the best point, and how many points it is the best of."""
     metric, maximize = objective(experiment, results)
     numbers = range(len(experiment.points) if metric else 0)
-    known = {number: mean for number in numbers if (mean := mean_of(number, results, metric)) is not None}
+    own = _by_point(results)
+    known = {number: mean for number in numbers if (mean := mean_of(number, own[number], metric)) is not None}
     return (max if maximize else min)(known, key=known.__getitem__, default=0), len(known)
 
 
@@ -57,12 +58,20 @@ def table(experiment: Experiment, results: Sequence[Result], *, note: str = "") 
     metric, best = objective(experiment, results)[0], best_of(experiment, results)[0]
     differences = _differences_from_first(results, metric)
     rows = [["point", "seeds", *metrics, f"{metric} - first (p by Holm)" if differences else "", ""]]
+    own = _by_point(results)
     for number, point in enumerate(experiment.points):
-        done = [result for result in results if result.number == number and not result.reason]
+        done = [result for result in own[number] if not result.reason]
         row = [format_settings(point) or "as configured", f"{len(done)}/{len(experiment.seeds)}"]
         row += [_spread([one.metrics[name] for one in done if name in one.metrics]) for name in metrics]
         rows.append([*row, differences.get(number, ""), note if number == best else ""])
     return aligned(columns(rows))
+
+
+def _by_point(results: Sequence[Result]) -> defaultdict[int, list[Result]]:
+    found = defaultdict[int, list[Result]](list)
+    for result in results:
+        found[result.number].append(result)
+    return found
 
 
 def _by_seed(results: Sequence[Result], metric: str) -> dict[int, dict[str, float]]:
