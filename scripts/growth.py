@@ -56,7 +56,7 @@ def write_rows(path: Path, count: int) -> None:
 
 def of_rows(count: int, folder: Path) -> Costs:
     """Costs of a file of `count` rows."""
-    path = folder / "metrics.jsonl"
+    path = folder / "rows.jsonl"
     return [
         ("write rows of metrics", lambda: write_rows(path, count)),
         ("read their curves", lambda: read_series(path)),
@@ -159,7 +159,7 @@ def measured(shrink: int = 1, rounds: int = ROUNDS) -> list[Row]:
             with tempfile.TemporaryDirectory() as made:
                 for name, call in case(count, Path(made)):
                     seconds.setdefault(name, []).append(fastest(call, rounds=rounds))
-        found += [(name, size // shrink, *pair) for name, pair in seconds.items()]
+        found += [(name, size // shrink, low, high) for name, (low, high) in seconds.items()]
     return found
 
 
