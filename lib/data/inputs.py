@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data import types
-from lib.data.datasets.image_folder.data import SUFFIXES, BadSampleError, decode
+from lib.data.datasets.image_folder.data import BadSampleError, decode
+from lib.data.datasets.image_folder.image_files import SUFFIXES
 from lib.data.datasets.tabular.data import encoded
 from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.datasets.text_files import padded

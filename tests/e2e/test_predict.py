@@ -235,7 +235,7 @@ def test_a_run_without_the_file_opens_its_data(images: tuple[Runner, Path], tmp_
     shutil.copytree(images[0].folder, tmp_path / "old")
     old = Runner(tmp_path / "old")
     (old.newest().path / "preprocess.json").unlink()
-    refused = old.run("predict", "--input", str(images[1]), status=1)
+    refused = old.run("predict", "--input", str(images[1]), status=2)
     assert "does not say how its data are read" in refused and "image_folder is not there" in refused
 
 
