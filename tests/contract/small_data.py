@@ -77,7 +77,9 @@ def write_files(data: Path) -> None:
         ]
         _write(data / f"{name}.csv", "\n".join(["size,colour,target,small,odd", *rows]).encode())
     for name, size in (("train", TRAIN + TEST), ("other", TRAIN), ("validation", TEST)):
-        words = ({"tokens": ["Ada", f"w{row}"], "tags": ["B-PER", "O"]} for row in range(size))
+        labels = ({"text": f"text {row}", "label": row % 2} for row in range(size))
+        tags = ({"tokens": ["Ada", f"w{row}"], "tags": ["B-PER", "O"]} for row in range(size))
+        words = (label | tag for label, tag in zip(labels, tags, strict=True))
         _write(data / f"{name}.jsonl", "\n".join(map(json.dumps, words)).encode())
     for write in told_of("write_files"):
         write(data)

@@ -49,7 +49,7 @@ COMMANDS = {
     "make setconfig SET=\"FREEZE='stem stages.0' LAYER_DECAY=0.7\"": SETTINGS,
     "make defconfig-lenet5": RUN,
     "make new-model NAME=my_net TASK=my_task": NEW_TASK,
-    'make setconfig SET="DATASET_TAGGED=y DATA_DIR=../texts TAGGED_FILE=train.jsonl"': SETTINGS,
+    'make setconfig SET="DATASET_TAGGED=y DATA_DIR=../texts JSONL_FILE=train.jsonl"': SETTINGS,
     'make setconfig SET="TABULAR_TARGETS=urgent,billing TABULAR_TARGET_LABELS=y CLASS_WEIGHTS=balanced"'
     "": SETTINGS,
     "make train CONFIG_BEST_METRIC=entity_f1": DRY,
