@@ -25,7 +25,7 @@ from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.datasets.text_files import padded
 from lib.data.tokenizers import as_text, tokenizer_from_json
 from lib.data.types import ArrayPart, Column, Dataset, Images, Part, Spec, TextSpec, TokenPart
-from lib.errors import ConfigError, DataError, os_errors
+from lib.errors import ConfigError, DataError, os_errors, raise_faults
 from lib.plugins import meant
 
 STDIN = "-"
@@ -115,7 +115,7 @@ def read_inputs(
     if not paths:
         raise ConfigError("there is nothing to predict", todo="name files by INPUT=")
     if len(spec.input_shape) == 3:
-        return _images(paths, spec, rows, log)
+        return _images(paths, spec, rows)
     if not hasattr(spec, "columns") and not hasattr(spec, "pad"):
         raise ConfigError(f"samples of {spec.name} cannot be read from files", todo="give an array")
     is_table = hasattr(spec, "columns")
@@ -163,7 +163,7 @@ def _content(file: str) -> bytes:
         return Path(file).read_bytes()
 
 
-def _images(paths: list[str], spec: Any, rows: int, log: Callable[[str], None]) -> tuple[int, Iterator[Rows]]:
+def _images(paths: list[str], spec: Any, rows: int) -> tuple[int, Iterator[Rows]]:
     """Images; STDIN has names of files, one per line."""
     if STDIN in paths:
         listed = as_text(_content(STDIN)).splitlines()
@@ -178,11 +178,11 @@ def _images(paths: list[str], spec: Any, rows: int, log: Callable[[str], None]) 
         return _split(_npz(files[0], spec), rows)
     if spec.height != spec.width:
         raise ConfigError(f"images of {spec.height}x{spec.width} are not resized", todo="give an npz file")
-    return len(files), _decoded(files, spec, rows, log)
+    return len(files), _decoded(files, spec, rows)
 
 
-def _decoded(files: list[str], spec: Any, rows: int, log: Callable[[str], None]) -> Iterator[Rows]:
-    """Yield images until one is damaged; then look for others, and raise ConfigError."""
+def _decoded(files: list[str], spec: Any, rows: int) -> Iterator[Rows]:
+    """Yield images until one is damaged; then look for others, and raise ConfigError with all."""
     bad: list[str] = []
 
     def one(file: str) -> Images | None:
@@ -198,12 +198,7 @@ def _decoded(files: list[str], spec: Any, rows: int, log: Callable[[str], None])
             images = [*pool.map(one, names)]
             if not bad:
                 yield Rows(names, np.stack(cast(list[Images], images)))
-    if bad:
-        bad.sort()
-        for line in bad[1:]:
-            log(f"Cannot be decoded: {line}")
-        more = f", and {len(bad) - 1} more, which are named above" if len(bad) > 1 else ""
-        raise ConfigError(f"{len(bad)} of {len(files)} images cannot be decoded", why=f"{bad[0]}{more}")
+    raise_faults(f"{len(bad)} of {len(files)} images cannot be decoded", sorted(bad))
 
 
 def _with_channels(image_CHW: Images, channels: int) -> Images:

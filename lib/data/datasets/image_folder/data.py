@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +23,15 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from lib.data.cache import cached_folder, fingerprint
 from lib.data.datasets.files import DataLocation, describe_images
 from lib.data.datasets.image_folder.image_files import (
+    LAYOUTS,
     PARTS,
     ImageFile,
     ImageFiles,
     find_images,
     find_root,
-    missing,
 )
-from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
-from lib.errors import os_error, raise_faults
+from lib.data.types import ArrayPart, Dataset, Images, ImageSpec, Indices
+from lib.errors import DataError, os_error, raise_faults
 
 _WHITE_16 = 65535
 _SIXTEEN_BITS_IN_32 = ("PPM", "PNG")  # formats whose mode "I" holds 16 bits, scaled to all of them
@@ -112,7 +113,8 @@ def describe(options: Options, location: DataLocation) -> Dataset:
     """Return the metadata by the names of the files, or of ImageNet. Raises ConfigError as `open_set`."""
     assert location.image_size is not None
     root = location.data_dir and find_root(location.data_dir, location.cache_dir)
-    found = _find(options, root) if root else None
+    percent, group = options.validation_pct, options.group
+    found = find_images(root, percent=percent, group=group) if root else None
     count = len(found.classes) if found else IMAGENET_CLASSES
     # Mean and deviation are placeholders.
     spec = ImageSpec.square(_NAME, location.image_size, count, mean=(0.5,) * 3, std=(0.25,) * 3)
@@ -121,10 +123,6 @@ def describe(options: Options, location: DataLocation) -> Dataset:
     train, test = len(found.train), len(found.test)
     source = f"image_folder: {train} + {test} files of {count} classes in {root}, not opened"
     return replace(describe_images(spec, (train, test), ""), source=source)
-
-
-def _find(options: Options, root: Path, log: Callable[[str], None] = lambda _: None) -> ImageFiles:
-    return find_images(root, percent=options.validation_pct, group=options.group, log=log)
 
 
 def open_set(options: Options, location: DataLocation) -> Dataset:
@@ -140,8 +138,9 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     size, log = location.image_size, location.log
     root = find_root(location.files, location.cache_dir)
     if root is None:
-        raise missing(location.files)
-    found = _find(options, root, log)
+        what = f"data set image_folder is not there: {location.files} is no folder with images"
+        raise DataError(what, todo=f"point CONFIG_DATA_DIR to a folder with {LAYOUTS}")
+    found = find_images(root, percent=options.validation_pct, group=options.group, log=log)
     listings = dict(zip(PARTS, (found.train, found.test), strict=True))
 
     def fill(folder: Path) -> None:
@@ -155,7 +154,9 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
             np.save(folder / f"{part}-labels.npy", np.array(labels, np.int64))
             np.save(folder / f"{part}-colours.npy", colours)
             np.save(folder / f"{part}-sizes.npy", sizes)
-            skipped += [(str(files[row].relative_to(root)), reason) for row, reason in bad.items()]
+            names = [os.path.relpath(image.path, root) for image in kept]
+            (folder / f"{part}-names.json").write_text(json.dumps(names))
+            skipped += [(os.path.relpath(files[row], root), reason) for row, reason in bad.items()]
         (folder / _SKIPPED).write_text(json.dumps(skipped, indent=1) + "\n")
 
     marks = [mark for part, images in listings.items() for mark in (part, *map(ImageFile.mark, images))]
@@ -201,6 +202,13 @@ def _packed(
         f"{least} to {most} pixels, median {usual}; packed in {folder}"
     )
     return Dataset(spec, train, test, source, skipped=tuple(skipped), class_names=classes)
+
+
+def show(_: Dataset, part: ArrayPart, places: Indices) -> list[str]:
+    """Return the names of images, for `make data-check`."""
+    file = Path(str(cast(np.memmap[Any, Any], part.inputs).filename))  # in the pack
+    names = json.loads(file.with_name(file.name.replace("images.npy", "names.json")).read_text())
+    return [names[place] for place in places.tolist()]
 
 
 def _pack(

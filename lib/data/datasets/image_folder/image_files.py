@@ -16,9 +16,9 @@ from lib.errors import ConfigError, DataError, os_errors, raise_faults
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 PARTS = ("train", "val")
 LABELS = "labels.csv"
+LAYOUTS = f"CLASS/*.jpg, or train/CLASS/*.jpg and val/CLASS/*.jpg, or *.jpg and {LABELS}"
 
 _HELD_OUT = ("val", "valid", "validation", "test")  # the first that is there is used
-_LAYOUTS = f"CLASS/*.jpg, or train/CLASS/*.jpg and val/CLASS/*.jpg, or *.jpg and {LABELS}"
 
 
 class ImageFile(NamedTuple):
@@ -56,14 +56,6 @@ def find_root(data_dir: Path, cache_dir: Path) -> Path | None:
     return data_dir if data_dir.is_dir() and not is_cache and any(data_dir.iterdir()) else None
 
 
-def missing(data_dir: Path) -> DataError:
-    """Return the error for a folder in which `find_root` has found nothing."""
-    return DataError(
-        f"data set image_folder is not there: {data_dir} is no folder with images",
-        todo=f"point CONFIG_DATA_DIR to a folder with {_LAYOUTS}",
-    )
-
-
 def find_images(
     root: Path, *, percent: int, group: str = "", log: Callable[[str], None] = lambda _: None
 ) -> ImageFiles:
@@ -83,12 +75,12 @@ def find_images(
         raise ConfigError(
             what, why=f"it has a folder {test.name}/", todo="leave it out, or move all to train/"
         )
-    parts = [_listed(folder, log) for folder in (train, test)]
-    classes, others = ({image.label for image in part} for part in parts)
+    trained, evaluated = (_listed(folder, log) for folder in (train, test))
+    classes, others = ({image.label for image in part} for part in (trained, evaluated))
     if classes != others:
         why = f"only one of them has {', '.join(sorted(classes ^ others)[:5])}"
         raise DataError(f"{root}: train/ and {test.name}/ have different classes", why=why)
-    return ImageFiles(root, _classes(root, parts[0]), *parts, f"evaluated on {test.name}/")
+    return ImageFiles(root, _classes(root, trained), trained, evaluated, f"evaluated on {test.name}/")
 
 
 def _classes(root: Path, images: Sequence[ImageFile]) -> tuple[str, ...]:
