@@ -245,7 +245,7 @@ def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_ta
     if suffix == ".jsonl" or (file == STDIN and content[:1] == b"{"):
         table = _json_lines(name, content)
     elif not is_table and suffix in ("", ".txt"):
-        lines = as_text(content).splitlines()
+        lines = as_text(content, name).splitlines()
         table = Table(name, {_TEXT_COLUMNS[0]: lines}, "")
     else:
         table = read_table(name, content)
@@ -257,7 +257,7 @@ def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_ta
 def _json_lines(file: Path, content: bytes) -> Table:
     """Read a JSON object per line as columns; a key that some lines lack is missing there."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(as_text(content).splitlines(), start=1):
+    for number, line in enumerate(as_text(content, file).splitlines(), start=1):
         try:
             row = json.loads(line)
         except ValueError as error:

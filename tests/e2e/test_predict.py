@@ -289,7 +289,7 @@ TABLE_FAULTS = {
     "missing": ("area,city,built\n,A,2\n", "row 1: 'area' is missing: the run was trained without"),
     "text": ("area,city,built\n1,A,new\n", "column 'built' is no column of numbers: it has 'new' in row 1"),
     "infinite": ("area,city,built\ninf,A,2\n", "column 'area' is infinite in row 1"),
-    "bytes": (b"area,city,built\n\xff,A,2\n", "the text is not UTF-8"),
+    "bytes": (b"area,city,built\n\xff,A,2\n", ".csv is not UTF-8: byte 16 is 0xff; convert it"),
     "json": ('{"area": 1}\n{"area"\n', "line 2 is no JSON"),
     "json list": ('{"area": 1}\n[1]\n', "line 2 is no JSON object"),
     "json nested": ('{"area": {}, "city": "A", "built": 2}\n', "line 1: area is dict"),
