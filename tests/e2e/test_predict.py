@@ -236,7 +236,7 @@ def test_a_run_without_the_file_opens_its_data(images: tuple[Runner, Path], tmp_
     old = Runner(tmp_path / "old")
     (old.newest().path / "preprocess.json").unlink()
     refused = old.run("predict", "--input", str(images[1]), status=2)
-    assert "does not say how its data are read" in refused and "image_folder is not there" in refused
+    assert "does not say how its data are read" in refused and "images of one class, val" in refused
 
 
 def test_other_tasks_name_the_command_for_them(tmp_path: Path) -> None:
