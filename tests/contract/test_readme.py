@@ -65,7 +65,10 @@ COMMANDS = {
     "make defconfig-gpt2-tiny": RUN,
     "make defconfig-gpt2": RUN,
     'make setconfig SET="DATASET_IMAGE_FOLDER=y DATA_DIR=../photos IMAGE_SIZE=64"': SETTINGS,
+    "make setconfig SET=\"IMAGE_FOLDER_GROUP='p[0-9]+'\"": SETTINGS,
     'make setconfig SET="TARGET_EFFECTIVE_BATCH=32 NUM_EPOCHS=20"': SETTINGS,
+    'make setconfig SET="DATASET_JSONL=y DATA_DIR=../reviews MAX_STEPS=150"': SETTINGS,
+    "make data-check": DRY,
     'make setconfig SET="DATASET_TEXT_FILES=y DATA_DIR=../texts"': SETTINGS,
     "make defconfig-tabular-regression": RUN,
     'make setconfig SET="DATASET_TABULAR=y DATA_DIR=../houses TABULAR_FILE=houses.csv TABULAR_TARGETS=price"'
