@@ -275,6 +275,7 @@ def test_a_group_is_in_one_part(flat: Path) -> None:
     with_groups, without = (opened(flat, group=group) for group in ("p[0-9]+", ""))
     assert with_groups.test.size != without.test.size and "the match of 'p[0-9]+'" in with_groups.source
     said = list[str]()
+    assert opened(flat, said, group="p[0-9]+").test.size == with_groups.test.size
     assert opened(flat, said).train.size == without.train.size and said == [], "each has a pack of its own"
 
 
