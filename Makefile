@@ -114,8 +114,8 @@ $(addsuffix .config,$(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*))
 	$(KCONF) merge $(strict) $(call quote,$*)
 
 # Training
-train probe plan preflight: configured ready
-	$(TRAIN) $@ $(call options,gpu=GPU price=PRICE) $(call flag,json,JSON)
+train probe plan preflight data-check: configured ready
+	$(TRAIN) $@ $(call options,gpu=GPU price=PRICE out=OUT) $(call flag,json,JSON)
 fits: ready
 	$(RUN_PY) -m scripts.fits $(call options,model=MODEL gpu=GPU seq=SEQ lora=LORA precision=PRECISION checkpoint=CHECKPOINT target=TARGET price=PRICE out=OUT)
 profile: configured ready

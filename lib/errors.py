@@ -45,7 +45,7 @@ class ToolkitError(Exception):
 
 
 class ConfigError(ToolkitError):
-    """A configuration that is not possible. Nothing was written.
+    """A configuration, or its data, that cannot be used. Nothing was written.
 
     findings: one line per fault (``file:line: reason``) where there are several.
     """
@@ -75,7 +75,7 @@ class PlanError(ConfigError):
     """A well-formed configuration for which there is no plan on this hardware."""
 
 
-class DataError(ToolkitError):
+class DataError(ConfigError):
     """A data set that is missing, damaged or unreadable."""
 
 
@@ -87,6 +87,13 @@ def os_error(action: str, error: OSError, *, todo: str = "") -> ToolkitError:
     """Turn an `OSError` raised while doing `action` into a one-line error that names the file."""
     where = f" {error.filename}" if error.filename else ""
     return ToolkitError(f"cannot {action}{where}", why=error.strerror or str(error), todo=todo)
+
+
+def raise_faults(what: str, faults: Sequence[str], *, todo: str = "") -> None:
+    """Raise a DataError if there are `faults`, all of them as findings. what: their subject or effect."""
+    if faults:
+        more = f", and {len(faults) - 1} more, which are listed above" if len(faults) > 1 else ""
+        raise DataError(what, why=faults[0] + more, todo=todo, findings=faults if more else ())
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def main() -> int:
     command = options.command
     if command in ("train", "resume", "rerun") or is_worker():
         outlast_readers()
-    if command in ("train", "plan", "probe", "preflight") and not is_worker():
+    if command in ("train", "plan", "probe", "preflight", "data-check") and not is_worker():
         return _with_configuration(options, kconf.from_environment(ROOT), started=started)
     if command in ("eval", "sample", "predict", "export"):
         return _with_stored_run(options)
@@ -99,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     steps = partial(whole_number, variable="STEPS")
     profile.add_argument("--steps", type=steps, default=20, help="steps of the trace")
     profile.add_argument("--out", type=Path, default=ROOT / "build" / "profile", help="folder to write to")
+    check = commands.add_parser("data-check", help="show what the configured data set holds")
+    check.add_argument("--out", type=Path, help="PNG of the contact sheet; default: below build/data-check")
     preflight = commands.add_parser("preflight", help="check the configured run on a few samples")
     preflight.add_argument("--json", action="store_true", help="machine-readable output")
     return parser
@@ -113,12 +115,16 @@ def _with_configuration(options: argparse.Namespace, requested: kconf.Resolved, 
             from train.planning.autotune import probe_command
         elif options.command == "preflight":
             from train.preflight.command import preflight
+        elif options.command == "data-check":
+            from train.data_check import data_check
         else:
             from train.commands import train
     if options.command == "plan":
         return plan(requested, root=ROOT, gpu=options.gpu, as_json=options.json, price=options.price)
     if options.command == "probe":
         return probe_command(requested, root=ROOT)
+    if options.command == "data-check":
+        return data_check(requested, root=ROOT, out=options.out)
     if options.command == "preflight":
         return preflight(requested, root=ROOT, runs=options.runs, as_json=options.json)
     return train(requested, root=ROOT, runs=options.runs, started=started, verbose=options.verbose)

@@ -22,7 +22,7 @@ from lib import atomic, units
 from lib.data import EvalLoader, LoaderConfig
 from lib.data.inputs import Inputs, read_inputs, split_inputs, unlabelled
 from lib.data.types import Spec
-from lib.errors import ConfigError, DataError
+from lib.errors import ConfigError
 from lib.nn.precision import full_precision
 from lib.runs.console import Console
 from train.job import Job, evaluated_weights
@@ -71,7 +71,7 @@ def predict(
     answers = answers_of(job.config)
     columns = answers.predictions(dataset.spec, class_names=dataset.class_names, top=top)
     names, parts = list[str](), list[npt.NDArray[Any]]()
-    with _input_errors(), evaluated_weights(job):
+    with evaluated_weights(job):
         total, chunks = read_inputs(inputs, dataset, rows=job.plan.micro_batch, log=log)
         for rows in chunks:
             outputs = outputs_of(job, dataset.spec, rows.inputs)
@@ -100,17 +100,6 @@ def outputs_of(job: Job, spec: Spec, inputs: npt.NDArray[Any]) -> Tensor:
         outputs: Tensor = job.forward(batch.inputs)
     job.backend.mark_step()
     return full_precision(outputs)
-
-
-@contextmanager
-def _input_errors() -> Iterator[None]:
-    """Turn errors of the data, which end a run, into errors of the request."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except DataError as error:
-        raise ConfigError(error.what, why=error.why, todo=error.todo) from error
 
 
 def command(name: str, *, root: Path, runs: Path, best: bool, given: str, out: Path | None, top: int) -> int:

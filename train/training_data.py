@@ -148,8 +148,7 @@ def open_training_data(
     cached. check: the sizes. Raises DataError if the data are not available, ConfigError if the model does
     not fit them.
     """
-    place = place_of(config, root=root, data_dir=_data_dir(config, root=root, log=log), log=log)
-    dataset = open_dataset(place, config.data_options)
+    dataset = open_configured(config, root=root, log=log)
     data = make_training_data(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
     if check:
         check_sizes(config, data.dataset.train.size)
@@ -157,6 +156,12 @@ def open_training_data(
     if prepare is None:
         return data
     return with_prepared(config, data, prepare(config, dataset, root=root, learned=trained, log=log))
+
+
+def open_configured(config: Config, *, root: Path, log: Callable[[str], None]) -> Dataset:
+    """Open the whole configured data set. Raises ConfigError if it cannot be used."""
+    place = place_of(config, root=root, data_dir=_data_dir(config, root=root, log=log), log=log)
+    return open_dataset(place, config.data_options)
 
 
 def with_prepared(config: Config, data: TrainingData, prepared: Prepared) -> TrainingData:

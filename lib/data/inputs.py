@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data import types
-from lib.data.datasets.image_folder.data import SUFFIXES, BadSampleError, decode
+from lib.data.datasets.image_folder.data import BadSampleError, decode
+from lib.data.datasets.image_folder.image_files import SUFFIXES
 from lib.data.datasets.tabular.data import encoded
 from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.datasets.text_files import padded
 from lib.data.tokenizers import as_text, tokenizer_from_json
 from lib.data.types import ArrayPart, Column, Dataset, Images, Part, Spec, TextSpec, TokenPart
-from lib.errors import ConfigError, DataError, os_errors
+from lib.errors import ConfigError, DataError, os_errors, raise_faults
 from lib.plugins import meant
 
 STDIN = "-"
@@ -114,7 +115,7 @@ def read_inputs(
     if not paths:
         raise ConfigError("there is nothing to predict", todo="name files by INPUT=")
     if len(spec.input_shape) == 3:
-        return _images(paths, spec, rows, log)
+        return _images(paths, spec, rows)
     if not hasattr(spec, "columns") and not hasattr(spec, "pad"):
         raise ConfigError(f"samples of {spec.name} cannot be read from files", todo="give an array")
     is_table = hasattr(spec, "columns")
@@ -162,7 +163,7 @@ def _content(file: str) -> bytes:
         return Path(file).read_bytes()
 
 
-def _images(paths: list[str], spec: Any, rows: int, log: Callable[[str], None]) -> tuple[int, Iterator[Rows]]:
+def _images(paths: list[str], spec: Any, rows: int) -> tuple[int, Iterator[Rows]]:
     """Images; STDIN has names of files, one per line."""
     if STDIN in paths:
         listed = as_text(_content(STDIN)).splitlines()
@@ -177,11 +178,11 @@ def _images(paths: list[str], spec: Any, rows: int, log: Callable[[str], None]) 
         return _split(_npz(files[0], spec), rows)
     if spec.height != spec.width:
         raise ConfigError(f"images of {spec.height}x{spec.width} are not resized", todo="give an npz file")
-    return len(files), _decoded(files, spec, rows, log)
+    return len(files), _decoded(files, spec, rows)
 
 
-def _decoded(files: list[str], spec: Any, rows: int, log: Callable[[str], None]) -> Iterator[Rows]:
-    """Yield images until one is damaged; then look for others, and raise ConfigError."""
+def _decoded(files: list[str], spec: Any, rows: int) -> Iterator[Rows]:
+    """Yield images until one is damaged; then look for others, and raise ConfigError with all."""
     bad: list[str] = []
 
     def one(file: str) -> Images | None:
@@ -197,12 +198,7 @@ def _decoded(files: list[str], spec: Any, rows: int, log: Callable[[str], None])
             images = [*pool.map(one, names)]
             if not bad:
                 yield Rows(names, np.stack(cast(list[Images], images)))
-    if bad:
-        bad.sort()
-        for line in bad[1:]:
-            log(f"Cannot be decoded: {line}")
-        more = f", and {len(bad) - 1} more, which are named above" if len(bad) > 1 else ""
-        raise ConfigError(f"{len(bad)} of {len(files)} images cannot be decoded", why=f"{bad[0]}{more}")
+    raise_faults(f"{len(bad)} of {len(files)} images cannot be decoded", sorted(bad))
 
 
 def _with_channels(image_CHW: Images, channels: int) -> Images:
@@ -249,7 +245,7 @@ def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_ta
     if suffix == ".jsonl" or (file == STDIN and content[:1] == b"{"):
         table = _json_lines(name, content)
     elif not is_table and suffix in ("", ".txt"):
-        lines = as_text(content).splitlines()
+        lines = as_text(content, name).splitlines()
         table = Table(name, {_TEXT_COLUMNS[0]: lines}, "")
     else:
         table = read_table(name, content)
@@ -261,7 +257,7 @@ def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_ta
 def _json_lines(file: Path, content: bytes) -> Table:
     """Read a JSON object per line as columns; a key that some lines lack is missing there."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(as_text(content).splitlines(), start=1):
+    for number, line in enumerate(as_text(content, file).splitlines(), start=1):
         try:
             row = json.loads(line)
         except ValueError as error:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from lib.errors import ConfigError, os_errors
+from lib.errors import ConfigError, os_errors, raise_faults
+
+T = TypeVar("T")
 
 
-def read_objects(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place (file:line) and the object of every line that is not blank.
+def read_objects(file: Path, parse: Callable[[str, dict[str, Any]], T]) -> list[T]:
+    """Return what `parse` makes of the place (file:line) and the object of every line that is not blank.
 
-    Raises ConfigError, with the place, for a missing file and for a line that is no JSON object in UTF-8.
+    Raises ConfigError for a missing file, and with all lines that are no JSON object in UTF-8 or for which
+    `parse` raises one.
     """
     if not file.is_file():
         raise ConfigError(f"{file} is not there", todo="name a file of JSON objects, one on each line")
     with os_errors("read"):
         lines = file.read_bytes().split(b"\n")
+    parsed, faults = list[T](), list[str]()
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         place = f"{file}:{number}"
         try:
-            read = json.loads(line) if line.strip() else None
+            read = json.loads(line)
+            if not isinstance(read, dict):
+                raise ConfigError(f"{place} is no JSON object", why=f"it is {type(read).__name__}")
+            parsed.append(parse(place, read))
         except ValueError as error:
-            raise ConfigError(f"{place} is no JSON object", why=str(error)) from error
-        if not isinstance(read, dict) and line.strip():
-            raise ConfigError(f"{place} is no JSON object", why=f"it is {type(read).__name__}")
-        if read is not None:
-            yield place, read
+            faults.append(f"{place} is no JSON object: {error}")
+        except ConfigError as error:
+            faults.append(str(error))
+    raise_faults(f"{len(faults)} of {len(faults) + len(parsed)} lines cannot be used", faults)
+    return parsed

@@ -43,15 +43,14 @@ def narrowest(vocab_size: int) -> type[np.uint8] | type[np.uint16] | type[np.uin
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-def as_text(content: bytes) -> str:
-    """Decode UTF-8. Raises DataError if `content` is not UTF-8."""
+def as_text(content: bytes, file: Path | None = None) -> str:
+    """Decode UTF-8. Raises DataError if `content` is not UTF-8. file: whose it is, if only text will do."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"the text is not UTF-8: byte {error.start} is {content[error.start]:#04x}",
-            todo="convert it, or set CONFIG_TOKENIZER_BYTE=y, which takes any bytes",
-        ) from error
+        what = f"{file or 'the text'} is not UTF-8: byte {error.start} is {content[error.start]:#04x}"
+        bytes_do = "" if file else ", or set CONFIG_TOKENIZER_BYTE=y, which takes any bytes"
+        raise DataError(what, todo=f"convert it{bytes_do}") from error
 
 
 class ByteTokenizer:

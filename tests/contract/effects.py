@@ -100,7 +100,7 @@ def data_damaged(place: DataLocation, config: Config) -> Outcome:
     folder = damaged / "data" / "image_folder"
     if not folder.exists():
         shutil.copytree(place.root / "data" / "image_folder", folder)
-        (folder / "train" / "a" / "broken.png").write_bytes(b"no image")
+        (folder / "a" / "broken.png").write_bytes(b"no image")
     return DataLocation(damaged).data(config).facts
 
 

@@ -51,13 +51,12 @@ def write_files(data: Path) -> None:
         for file, size in zip(files, (TRAIN, TEST), strict=True):
             records = random.integers(0, 10, (size, label_bytes + 3 * 32 * 32), dtype=np.uint8)
             _write(data / name / file, records.tobytes())
-    for part, size in (("train", TRAIN // 2), ("val", TEST // 2)):
-        for label in ("a", "b"):
-            for number in range(size):
-                pixels = random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
-                file = data / "image_folder" / part / label / f"{number}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels).save(file)
+    for label in ("a", "b"):
+        for number in range((TRAIN + TEST) // 2):
+            pixels = random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+            file = data / "image_folder" / label / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
     for part, size in (("train", 4000), ("val", 400)):
         _write(data / "token_bins" / f"{part}.bin", random.integers(0, 90, size).astype(np.uint16).tobytes())
     text = Path(__file__).read_text()
@@ -78,7 +77,9 @@ def write_files(data: Path) -> None:
         ]
         _write(data / f"{name}.csv", "\n".join(["size,colour,target,small,odd", *rows]).encode())
     for name, size in (("train", TRAIN + TEST), ("other", TRAIN), ("validation", TEST)):
-        words = ({"tokens": ["Ada", f"w{row}"], "tags": ["B-PER", "O"]} for row in range(size))
+        labels = ({"text": f"text {row}", "label": row % 2} for row in range(size))
+        tags = ({"tokens": ["Ada", f"w{row}"], "tags": ["B-PER", "O"]} for row in range(size))
+        words = (label | tag for label, tag in zip(labels, tags, strict=True))
         _write(data / f"{name}.jsonl", "\n".join(map(json.dumps, words)).encode())
     for write in told_of("write_files"):
         write(data)

@@ -70,7 +70,16 @@ USED_BY = {
     },
     "CONFIG_SEED": {
         *("train", "train-lenet5", "launch-print", "sbatch", "submit", "emit", "plan", "probe", "preflight"),
-        *("profile", "bench", "experiment", "sweep-yaml", "checkconfig", "explain", "searchconfig"),
+        *(
+            "profile",
+            "data-check",
+            "bench",
+            "experiment",
+            "sweep-yaml",
+            "checkconfig",
+            "explain",
+            "searchconfig",
+        ),
         *(
             "menuconfig",
             "nconfig",
@@ -282,6 +291,7 @@ def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tre
                     "plan",
                     "probe",
                     "preflight",
+                    "data-check",
                     "print",
                     "sbatch",
                     "submit",

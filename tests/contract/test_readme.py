@@ -49,7 +49,7 @@ COMMANDS = {
     "make setconfig SET=\"FREEZE='stem stages.0' LAYER_DECAY=0.7\"": SETTINGS,
     "make defconfig-lenet5": RUN,
     "make new-model NAME=my_net TASK=my_task": NEW_TASK,
-    'make setconfig SET="DATASET_TAGGED=y DATA_DIR=../texts TAGGED_FILE=train.jsonl"': SETTINGS,
+    'make setconfig SET="DATASET_TAGGED=y DATA_DIR=../texts JSONL_FILE=train.jsonl"': SETTINGS,
     'make setconfig SET="TABULAR_TARGETS=urgent,billing TABULAR_TARGET_LABELS=y CLASS_WEIGHTS=balanced"'
     "": SETTINGS,
     "make train CONFIG_BEST_METRIC=entity_f1": DRY,
@@ -65,7 +65,10 @@ COMMANDS = {
     "make defconfig-gpt2-tiny": RUN,
     "make defconfig-gpt2": RUN,
     'make setconfig SET="DATASET_IMAGE_FOLDER=y DATA_DIR=../photos IMAGE_SIZE=64"': SETTINGS,
+    "make setconfig SET=\"IMAGE_FOLDER_GROUP='p[0-9]+'\"": SETTINGS,
     'make setconfig SET="TARGET_EFFECTIVE_BATCH=32 NUM_EPOCHS=20"': SETTINGS,
+    'make setconfig SET="DATASET_JSONL=y DATA_DIR=../reviews MAX_STEPS=150"': SETTINGS,
+    "make data-check": DRY,
     'make setconfig SET="DATASET_TEXT_FILES=y DATA_DIR=../texts"': SETTINGS,
     "make defconfig-tabular-regression": RUN,
     'make setconfig SET="DATASET_TABULAR=y DATA_DIR=../houses TABULAR_FILE=houses.csv TABULAR_TARGETS=price"'

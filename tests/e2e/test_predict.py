@@ -235,8 +235,8 @@ def test_a_run_without_the_file_opens_its_data(images: tuple[Runner, Path], tmp_
     shutil.copytree(images[0].folder, tmp_path / "old")
     old = Runner(tmp_path / "old")
     (old.newest().path / "preprocess.json").unlink()
-    refused = old.run("predict", "--input", str(images[1]), status=1)
-    assert "does not say how its data are read" in refused and "image_folder is not there" in refused
+    refused = old.run("predict", "--input", str(images[1]), status=2)
+    assert "does not say how its data are read" in refused and "images of one class, val" in refused
 
 
 def test_other_tasks_name_the_command_for_them(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ TABLE_FAULTS = {
     "missing": ("area,city,built\n,A,2\n", "row 1: 'area' is missing: the run was trained without"),
     "text": ("area,city,built\n1,A,new\n", "column 'built' is no column of numbers: it has 'new' in row 1"),
     "infinite": ("area,city,built\ninf,A,2\n", "column 'area' is infinite in row 1"),
-    "bytes": (b"area,city,built\n\xff,A,2\n", "the text is not UTF-8"),
+    "bytes": (b"area,city,built\n\xff,A,2\n", ".csv is not UTF-8: byte 16 is 0xff; convert it"),
     "json": ('{"area": 1}\n{"area"\n', "line 2 is no JSON"),
     "json list": ('{"area": 1}\n[1]\n', "line 2 is no JSON object"),
     "json nested": ('{"area": {}, "city": "A", "built": 2}\n', "line 1: area is dict"),

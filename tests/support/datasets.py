@@ -11,6 +11,10 @@ from lib.data import DataLocation, Dataset, describe_dataset, open_dataset
 
 # Symbols of puzzles that are generated, where they are not.
 FROM_FILES = dict.fromkeys(("level", "clues", "train_size", "test_size"))
+# Those of a folder of images.
+IMAGE_FOLDER: Mapping[str, Any] = MappingProxyType(
+    {"on_bad_sample": "error", "validation_pct": 20, "group": ""}
+)
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -67,8 +67,8 @@ def refusal(tmp_path: Path, which: str, options: dict[str, str], *, file: str = 
         ("friedman", {"CLASS_WEIGHTS": "balanced"}, "CONFIG_CLASS_WEIGHTS=balanced are for labels"),
         ("tags", {"CLASS_WEIGHTS": "balanced"}, "gpt2 predicts tags; leave it empty"),
         ("table", {"TABULAR_TARGETS": "l1,l3"}, "has no column 'l3'"),
-        ("tags", {"TAGGED_FILE": "other.jsonl"}, "other.jsonl is not there"),
-        ("tags", {"TAGGED_VALIDATION_OTHER": "y"}, "validation.jsonl is not there"),
+        ("tags", {"JSONL_FILE": "other.jsonl"}, "other.jsonl is not there"),
+        ("tags", {"JSONL_VALIDATION_OTHER": "y"}, "validation.jsonl is not there"),
         ("table", {"EARLY_STOP_EVALS": "2", "EARLY_STOP_DELTA": "-1"}, "1 fault in the configuration"),
     ],
 )

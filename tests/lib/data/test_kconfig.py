@@ -79,14 +79,14 @@ def _taken(tree: Path, model: str) -> set[str]:
 def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
     texts = {"pysource", "markov", "shakespeare", "wikitext2", "wikitext103", "text_files", "token_bins"}
     assert _taken(tree, "TOY_WRITER") == texts
-    assert _taken(tree, "TOY_READER") == {"sst2"}
+    assert _taken(tree, "TOY_READER") == {"sst2", "jsonl"}
     own = {model: set(getattr(example, "DATASETS", texts)) for model, example in examples().items()}
     for model, names in own.items():
         assert names == texts or _taken(tree, model.upper()) == names
     tables = {"friedman", "tabular"}
     assert _taken(tree, "MLP") == tables
     assert _taken(tree, "RESNET18") == set(DATASETS.names()) - texts.union(
-        {"sst2", "tagged"}, tables, *own.values()
+        {"sst2", "jsonl", "tagged"}, tables, *own.values()
     )
 
 

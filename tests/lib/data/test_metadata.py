@@ -22,7 +22,7 @@ from lib.data.datasets.files import Remote
 from lib.errors import ConfigError, DataError, PlanError
 from lib.plan.gpus import parse_gpu
 from tests.support.configs import ROOT
-from tests.support.datasets import looked, opened, place_of
+from tests.support.datasets import IMAGE_FOLDER, looked, opened, place_of
 from tests.support.tokens import small_lm_config
 from tests.support.training import small_config
 from train import commands, profiling
@@ -39,7 +39,6 @@ from train.training_data import (
 
 SILENT = [].append
 IMAGE_SIZE = 16
-ERRORS = {"on_bad_sample": "error"}
 
 
 def folder_of_images(root: Path, *, classes: int = 3, train: int = 4, val: int = 2) -> None:
@@ -72,7 +71,7 @@ def tokens(root: Path) -> None:
 
 
 SETS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "image_folder": (folder_of_images, ERRORS),
+    "image_folder": (folder_of_images, IMAGE_FOLDER),
     "mnist": (mnist, {}),
     "cifar10": (cifar10, {}),
     "token_bins": (tokens, {"vocab_size": 100}),
@@ -114,7 +113,7 @@ def test_images_are_counted_and_not_decoded(tmp_path: Path) -> None:
     for file in tmp_path.rglob("*.png"):
         file.write_bytes(b"no image")
     config = small_config(
-        "resnet18", dataset="image_folder", data_options=ERRORS, image_size=16, data_dir=str(tmp_path)
+        "resnet18", dataset="image_folder", data_options=IMAGE_FOLDER, image_size=16, data_dir=str(tmp_path)
     )
     said = list[str]()
     data = describe_training_data(config, root=tmp_path, log=said.append)
@@ -127,7 +126,7 @@ def test_a_plan_takes_limit_and_holdout_as_training_does(tmp_path: Path) -> None
     folder_of_images(tmp_path)
     requested = {
         "dataset": "image_folder",
-        "data_options": ERRORS,
+        "data_options": IMAGE_FOLDER,
         "image_size": 16,
         "data_dir": str(tmp_path),
         "data_limit": 5,
@@ -147,8 +146,8 @@ def test_a_plan_takes_limit_and_holdout_as_training_does(tmp_path: Path) -> None
 
 def test_what_is_wrong_with_files_is_told_by_a_plan(tmp_path: Path) -> None:
     folder_of_images(tmp_path, val=0)
-    with pytest.raises(DataError, match="class0 has no images"):
-        looked("image_folder", ERRORS, data_dir=tmp_path, image_size=16)
+    with pytest.raises(DataError, match=r"class0 has no images.*, and 2 more"):
+        looked("image_folder", IMAGE_FOLDER, data_dir=tmp_path, image_size=16)
     (tmp_path / "train.bin").write_bytes(b"odd")
     with pytest.raises(DataError, match=r"no \*val\*\.bin"):
         looked("token_bins", {"vocab_size": 100}, data_dir=tmp_path, block_size=4)
@@ -163,7 +162,7 @@ def test_too_large_a_batch_is_refused_before_anything_is_packed(tmp_path: Path) 
     folder_of_images(tmp_path)
     requested = {
         "dataset": "image_folder",
-        "data_options": ERRORS,
+        "data_options": IMAGE_FOLDER,
         "image_size": 16,
         "data_dir": str(tmp_path),
     }
@@ -201,7 +200,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_packed(
         told.append(data)
         raise PlanError("it does not fit")
 
-    images = {"dataset": "image_folder", "data_options": ERRORS, "image_size": 16, "data_dir": str(tmp_path)}
+    images = {
+        "dataset": "image_folder",
+        "data_options": IMAGE_FOLDER,
+        "image_size": 16,
+        "data_dir": str(tmp_path),
+    }
     config = small_config("resnet18", **images, target_effective_batch=12, norm_batch=4)
     with monkeypatch.context() as small:
         small.setattr(memory_estimate, "predicted_plan", no_room)

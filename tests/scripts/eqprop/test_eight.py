@@ -9,9 +9,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from lib.data.datasets.image_folder.data import open_folder
 from lib.errors import ConfigError
 from scripts.eqprop.eight import write
+from tests.support.datasets import IMAGE_FOLDER, opened
 
 LABELS = np.arange(20) % 4
 
@@ -26,7 +26,8 @@ def test_each_fifth_is_tested_on_and_no_grey_is_lost(tmp_path: Path, monkeypatch
     images = np.random.default_rng(0).integers(0, 17, (20, 8, 8)).astype(float)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", stand_in(images, LABELS))
     write(tmp_path / "digits")
-    dataset = open_folder(tmp_path / "digits", tmp_path, image_size=8, log=lambda _: None)
+    where = {"data_dir": tmp_path / "digits", "cache_dir": tmp_path}
+    dataset = opened("image_folder", IMAGE_FOLDER, **where, image_size=8)
     tested = np.arange(20) % 5 == 0
     for part, chosen in ((dataset.train, ~tested), (dataset.test, tested)):
         by_label = np.argsort(LABELS[chosen], kind="stable")  # as folders are read

@@ -1,4 +1,4 @@
-"""A folder of images in the layout of ImageNet: train/CLASS/*.jpg and val/CLASS/*.jpg.
+"""A folder of images of any sizes and modes, with a class for each.
 
 Decoding costs far more than reading pixels, so every image is decoded once, resized and
 packed into one file of bytes, which is then read through a memory map.
@@ -6,15 +6,15 @@ packed into one file of bytes, which is then read through a memory map.
 
 from __future__ import annotations
 
-import itertools
+import errno
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,16 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lib.data.cache import cached_folder, fingerprint
 from lib.data.datasets.files import DataLocation, describe_images
-from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
-from lib.errors import DataError, os_error
+from lib.data.datasets.image_folder.image_files import (
+    LAYOUTS,
+    PARTS,
+    ImageFile,
+    ImageFiles,
+    find_images,
+    find_root,
+)
+from lib.data.types import ArrayPart, Dataset, Images, ImageSpec, Indices
+from lib.errors import DataError, os_error, raise_faults
 
 _WHITE_16 = 65535
 _SIXTEEN_BITS_IN_32 = ("PPM", "PNG")  # formats whose mode "I" holds 16 bits, scaled to all of them
@@ -57,7 +65,7 @@ def decode(file: Path, size: int) -> Images:
     except UnidentifiedImageError as error:
         raise BadSampleError("it is not an image of a known format") from error
     except _PILLOW_ERRORS as error:
-        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
+        if isinstance(error, OSError) and error.errno not in (None, errno.EACCES):  # an error of the disk
             raise os_error(f"read {file}", error) from error
         raise BadSampleError(str(error) or type(error).__name__) from error
     return np.asarray(square).transpose(2, 0, 1)
@@ -81,13 +89,12 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-VERSION = 3  # raise it whenever the packed data change
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+VERSION = 4  # raise it whenever the packed data change
 
 IMAGENET_SIZES = (1_281_167, 50_000)  # of ILSVRC 2012, assumed without files
 IMAGENET_CLASSES = 1000
 
-_NAME, _PARTS = "image_folder", ("train", "val")
+_NAME = "image_folder"
 _SKIPPED = "skipped.json"  # [file, reason] of each file that cannot be decoded
 _BLOCK = 1024  # images between two progress lines
 _MIN_DEVIATION = 1 / 255  # against division by zero
@@ -97,147 +104,123 @@ _MIN_DEVIATION = 1 / 255  # against division by zero
 class Options:
     """The symbols of lib/data/datasets/image_folder/Kconfig."""
 
+    validation_pct: int
+    group: str
     on_bad_sample: Literal["error", "skip"]
 
 
-def describe(_: Options, location: DataLocation) -> Dataset:
-    """Return the metadata by the names of the files, or of ImageNet. Raises DataError as `open_folder`."""
+def describe(options: Options, location: DataLocation) -> Dataset:
+    """Return the metadata by the names of the files, or of ImageNet. Raises ConfigError as `open_set`."""
     assert location.image_size is not None
-    root = _root(location.data_dir) if location.data_dir is not None else None
-    classes = [] if root is None else _classes(root)
-    count = len(classes) or IMAGENET_CLASSES
+    root = location.data_dir and find_root(location.data_dir, location.cache_dir)
+    percent, group = options.validation_pct, options.group
+    found = find_images(root, percent=percent, group=group) if root else None
+    count = len(found.classes) if found else IMAGENET_CLASSES
     # Mean and deviation are placeholders.
     spec = ImageSpec.square(_NAME, location.image_size, count, mean=(0.5,) * 3, std=(0.25,) * 3)
-    if root is None:
+    if found is None:
         return describe_images(spec, IMAGENET_SIZES, f"as ImageNet has them, {IMAGENET_CLASSES} classes")
-    train, test = (sum(len(_images(root / part / name)[0]) for name in classes) for part in _PARTS)
-    source = f"image_folder: {train} + {test} files of {len(classes)} classes in {root}, not opened"
+    train, test = len(found.train), len(found.test)
+    source = f"image_folder: {train} + {test} files of {count} classes in {root}, not opened"
     return replace(describe_images(spec, (train, test), ""), source=source)
 
 
 def open_set(options: Options, location: DataLocation) -> Dataset:
-    """Open the images, packed into the cache on first use (`open_folder`)."""
-    assert location.image_size is not None
-    folders, skip_bad = (location.files, location.cache_dir), options.on_bad_sample == "skip"
-    return open_folder(*folders, image_size=location.image_size, skip_bad=skip_bad, log=location.log)
-
-
-def open_folder(
-    data_dir: Path, cache_dir: Path, *, image_size: int, skip_bad: bool = False, log: Callable[[str], None]
-) -> Dataset:
-    """Open `data_dir` (or image_folder in it), packed into `cache_dir` at image_size x image_size pixels.
+    """Open the images, packed into the cache at image_size x image_size pixels on first use.
 
     The shorter side is resized to image_size and the longer one cropped at the centre. Mean and deviation are
     those of the training part. The pack is made again if the name, size or modification time of any file
-    changes. skip_bad: leave out files that cannot be decoded, and list them in Dataset.skipped. Raises
-    DataError if a part or class is missing or empty, and for undecodable files unless they are skipped.
+    changes, or its part. on_bad_sample: "skip" leaves out files that cannot be decoded, and lists them in
+    Dataset.skipped. Raises ConfigError if a part or class is missing or empty, and for all undecodable files
+    unless they are skipped.
     """
-    assert image_size > 0
-    root = _root(data_dir)
+    assert location.image_size is not None
+    size, log = location.image_size, location.log
+    root = find_root(location.files, location.cache_dir)
     if root is None:
-        raise DataError(
-            f"data set image_folder is not there: no folder train in {data_dir}",
-            todo="point CONFIG_DATA_DIR to a folder with train/CLASS/*.jpg and val/CLASS/*.jpg",
-        )
-    classes = _classes(root)
-    listings = {part: _list(root / part, classes, log) for part in _PARTS}
-    marks = (mark for listing in listings.values() for *_, mark in listing)
+        what = f"data set image_folder is not there: {location.files} is no folder with images"
+        raise DataError(what, todo=f"point CONFIG_DATA_DIR to a folder with {LAYOUTS}")
+    found = find_images(root, percent=options.validation_pct, group=options.group, log=log)
+    listings = dict(zip(PARTS, (found.train, found.test), strict=True))
 
     def fill(folder: Path) -> None:
-        (folder / "classes.json").write_text(json.dumps(classes, indent=1) + "\n")
+        (folder / "classes.json").write_text(json.dumps(found.classes, indent=1) + "\n")
         skipped = []
-        for part, listing in listings.items():
-            files = [file for file, *_ in listing]
-            colours, bad = _pack(files, folder / f"{part}-images.npy", image_size, part, log)
-            labels = [label for row, (_, label, _) in enumerate(listing) if row not in bad]
+        for part, images in listings.items():
+            files = [Path(image.path) for image in images]
+            colours, sizes, bad = _pack(files, folder / f"{part}-images.npy", size, part, log)
+            kept = [image for row, image in enumerate(images) if row not in bad]
+            labels = [found.classes.index(image.label) for image in kept]
             np.save(folder / f"{part}-labels.npy", np.array(labels, np.int64))
             np.save(folder / f"{part}-colours.npy", colours)
-            skipped += [(str(files[row].relative_to(root)), reason) for row, reason in bad.items()]
+            np.save(folder / f"{part}-sizes.npy", sizes)
+            names = [os.path.relpath(image.path, root) for image in kept]
+            (folder / f"{part}-names.json").write_text(json.dumps(names))
+            skipped += [(os.path.relpath(files[row], root), reason) for row, reason in bad.items()]
         (folder / _SKIPPED).write_text(json.dumps(skipped, indent=1) + "\n")
 
-    folder = cache_dir / f"image_folder-{fingerprint(root)[:8]}-{image_size}"
-    identity = fingerprint("image_folder", VERSION, image_size, root, *classes, *marks)
+    marks = [mark for part, images in listings.items() for mark in (part, *map(ImageFile.mark, images))]
+    # Two ways to divide the images do not replace each other's pack.
+    folder = location.cache_dir / f"image_folder-{fingerprint(root, found.split)[:8]}-{size}"
+    identity = fingerprint("image_folder", VERSION, size, root, *found.classes, *marks)
     cached_folder(folder, identity=identity, fill=fill, log=log)
+    return _packed(folder, found, listings, skip=options.on_bad_sample == "skip")
+
+
+def _packed(
+    folder: Path, found: ImageFiles, listings: Mapping[str, Sequence[ImageFile]], *, skip: bool
+) -> Dataset:
+    """Return the data set in `folder`. Raises DataError for images that are not in it unless `skip`."""
+    root, classes = found.root, found.classes
     skipped = [f"{root / file}: {reason}" for file, reason in json.loads((folder / _SKIPPED).read_text())]
-    labels = {part: np.load(folder / f"{part}-labels.npy") for part in _PARTS}
-    if skipped and not skip_bad:
-        count = sum(map(len, listings.values()))
-        for line in skipped:
-            log(f"Cannot be decoded: {line}")
-        raise DataError(
-            f"{len(skipped)} of {count} images cannot be decoded",
-            why=skipped[0] if len(skipped) == 1 else f"{skipped[0]}; all are named above",
+    labels = {part: np.load(folder / f"{part}-labels.npy") for part in PARTS}
+    if not skip:
+        raise_faults(
+            f"{len(skipped)} of {sum(map(len, listings.values()))} images cannot be decoded",
+            skipped,
             todo="remove or replace them, or set CONFIG_ON_BAD_SAMPLE_SKIP=y to train without them",
         )
-    for part, (label, name) in itertools.product(_PARTS if skipped else (), enumerate(classes)):
-        if label not in labels[part]:
-            raise DataError(f"{root / part / name} has no image that can be decoded")
+    for part in PARTS if skipped else ():
+        lost = {*range(len(classes))} - {*np.unique(labels[part]).tolist()}
+        names = {image.label for image in listings[part]} & {classes[label] for label in lost}
+        faults = [f"no image of class {name} in {part} can be decoded" for name in sorted(names)]
+        raise_faults(f"{root} cannot be used", faults, todo="replace them, or remove the class")
     train, test = (
         # Rows of skipped images are left at the end.
         ArrayPart(np.load(folder / f"{part}-images.npy", mmap_mode="r")[: len(labels[part])], labels[part])
-        for part in _PARTS
+        for part in PARTS
     )
     mean, std = _normalisation(np.load(folder / "train-colours.npy"))
-    spec = ImageSpec.square(_NAME, image_size, len(classes), mean=mean, std=std)
+    spec = ImageSpec.square(_NAME, train.inputs.shape[-1], len(classes), mean=mean, std=std)
+    sides = np.concatenate([np.load(folder / f"{part}-sizes.npy") for part in PARTS])
+    least, usual, most = (
+        f"{width:.0f}x{height:.0f}" for width, height in np.quantile(sides, (0, 0.5, 1), axis=0)
+    )
     without = f" without {len(skipped)} that cannot be decoded" if skipped else ""
-    source = f"image_folder: {train.size} + {test.size} images from {root}{without}, packed in {folder}"
-    return Dataset(spec, train, test, source, skipped=tuple(skipped), class_names=tuple(classes))
+    source = (
+        f"image_folder: {train.size} + {test.size} images from {root}{without}, {found.split}; "
+        f"{least} to {most} pixels, median {usual}; packed in {folder}"
+    )
+    return Dataset(spec, train, test, source, skipped=tuple(skipped), class_names=classes)
 
 
-def _root(data_dir: Path) -> Path | None:
-    return next((path for path in (data_dir, data_dir / "image_folder") if (path / "train").is_dir()), None)
-
-
-def _classes(root: Path) -> list[str]:
-    """Return the names of the classes, which must be equal in both parts."""
-    names = {}
-    for part in _PARTS:
-        if not (root / part).is_dir():
-            raise DataError(f"{root / part} is missing", todo="image_folder needs both train/ and val/")
-        names[part] = {path.name for path in (root / part).iterdir() if path.is_dir()}
-    if names["train"] != names["val"]:
-        only = sorted(names["train"] ^ names["val"])
-        raise DataError(
-            f"{root}: train/ and val/ have different classes",
-            why=f"only one of them has {', '.join(only[:5])}",
-        )
-    if not names["train"]:
-        raise DataError(f"{root / 'train'} has no folders", why="each class is a folder of images")
-    return sorted(names["train"])
-
-
-def _images(folder: Path) -> tuple[list[os.DirEntry[str]], int]:
-    """Return the images in the folder of a class, and the number of other entries."""
-    entries = list(os.scandir(folder))
-    images = [entry for entry in entries if Path(entry.name).suffix.lower() in SUFFIXES and entry.is_file()]
-    if not images:
-        raise DataError(f"{folder} has no images", why=f"looked for {', '.join(sorted(SUFFIXES))}")
-    return images, len(entries) - len(images)
-
-
-def _list(folder: Path, classes: list[str], log: Callable[[str], None]) -> list[tuple[Path, int, str]]:
-    """Return each file in the order they are packed, its label, and its name, size and modification time."""
-    listing, others = [], 0
-    for label, name in enumerate(classes):
-        images, more = _images(folder / name)
-        others += more
-        for entry in sorted(images, key=lambda entry: entry.name):
-            status = entry.stat()
-            mark = f"{name}/{entry.name} {status.st_size} {status.st_mtime_ns}"
-            listing.append((Path(entry.path), label, mark))
-    if others:
-        log(f"{folder}: {others} entries that are no images are left out")
-    return listing
+def show(_: Dataset, part: ArrayPart, places: Indices) -> list[str]:
+    """Return the names of images, for `make data-check`."""
+    file = Path(str(cast(np.memmap[Any, Any], part.inputs).filename))  # in the pack
+    names = json.loads(file.with_name(file.name.replace("images.npy", "names.json")).read_text())
+    return [names[place] for place in places.tolist()]
 
 
 def _pack(
     files: list[Path], target: Path, image_size: int, part: str, log: Callable[[str], None]
-) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, str]]:
     """Decode `files` into one uint8 array (N, 3, image_size, image_size) on disk, without undecodable ones.
 
-    Returns a histogram of pixel values per colour, (3, 256), and the reasons of undecodable files by index.
+    Returns a histogram of pixel values per colour, (3, 256), width and height of the decodable files, (N, 2),
+    and the reasons of undecodable files by index.
     """
     colours, bad = np.zeros((3, 256), np.int64), dict[int, str]()
+    sizes = np.zeros((len(files), 2), np.int64)
     shape = len(files), 3, image_size, image_size
     packed = np.lib.format.open_memmap(target, mode="w+", dtype=np.uint8, shape=shape)
 
@@ -246,6 +229,8 @@ def _pack(
             packed[row] = decode(files[number], image_size)
         except BadSampleError as error:
             return str(error)
+        with Image.open(files[number]) as image:  # reads no more than its header
+            sizes[row] = image.size
         return ""
 
     filled = 0
@@ -258,12 +243,13 @@ def _pack(
             if len(good) < len(rows):
                 bad |= {number: reason for number, reason in zip(numbers, reasons, strict=True) if reason}
                 packed[filled : filled + len(good)] = packed[good]
+                sizes[filled : filled + len(good)] = sizes[good]
             for colour, counts in enumerate(colours):
                 counts += np.bincount(packed[filled : filled + len(good), colour].ravel(), minlength=256)
             filled += len(good)
             log(f"image_folder: packed {numbers.stop} of {len(files)} images of {part}")
     packed.flush()
-    return colours, bad
+    return colours, sizes[:filled], bad
 
 
 def _normalisation(colours: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -20,7 +20,7 @@ _HEADINGS = "sentence\tlabel"
 def read_sentences(file: Path) -> tuple[list[str], Labels]:
     """Read sentences and labels (N,): a sentence, a tab and 0 or 1 per line. Raises DataError."""
     with os_errors("read"):
-        lines = as_text(file.read_bytes()).splitlines()
+        lines = as_text(file.read_bytes(), file).splitlines()
     start = 1 if lines and lines[0] == _HEADINGS else 0
     sentences, labels = list[str](), list[int]()
     for number, line in enumerate(lines[start:], start=start + 1):

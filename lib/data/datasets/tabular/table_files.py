@@ -72,7 +72,7 @@ def read_table(file: Path, content: bytes | None = None) -> Table:
 
 
 def _csv(file: Path, content: bytes) -> dict[str, list[str]]:
-    text = as_text(content.removeprefix(b"\xef\xbb\xbf"))
+    text = as_text(content.removeprefix(b"\xef\xbb\xbf"), file)
     separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
     try:
         read = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)

@@ -18,7 +18,7 @@ from lib import atomic
 from lib.data import Dataset
 from lib.data.datasets.mnist import data as mnist_module
 from lib.errors import DataError, ToolkitError
-from tests.support.datasets import opened
+from tests.support.datasets import IMAGE_FOLDER, opened
 
 RNG = np.random.default_rng(0)
 
@@ -30,7 +30,7 @@ def _open(name: str, data_dir: Path, said: list[str] | None = None, **options: A
 
 
 def _folder(data_dir: Path, said: list[str] | None = None, **requested: Any) -> Dataset:
-    return _open("image_folder", data_dir, said, options={"on_bad_sample": "error"}, **requested)
+    return _open("image_folder", data_dir, said, options=IMAGE_FOLDER, **requested)
 
 
 def _idx(array: np.ndarray) -> bytes:
@@ -330,15 +330,15 @@ def test_what_is_wrong_with_the_folders_is_said(photographs: Path) -> None:
     (photographs / "train" / "cat" / "notes.txt").write_text("not an image")
     said: list[str] = []
     _folder(photographs, said, image_size=8)
-    assert any("1 entries that are no images are left out" in line for line in said)
+    assert any("1 files that are no images of a class are left out" in line for line in said)
     (photographs / "val" / "bird").mkdir()
+    with pytest.raises(DataError, match=r"val/bird has no images"):
+        _folder(photographs, image_size=8)
+    _image(photographs / "val" / "bird" / "a.png", (16, 16))
     with pytest.raises(DataError, match=r"different classes: only one of them has bird"):
         _folder(photographs, image_size=8)
-    (photographs / "train" / "bird").mkdir()
-    with pytest.raises(DataError, match="bird has no images"):
-        _folder(photographs, image_size=8)
-    with pytest.raises(DataError, match="no folder train"):
-        _folder(photographs / "val", image_size=8)
+    with pytest.raises(DataError, match="image_folder is not there"):
+        _folder(photographs / "nowhere", image_size=8)
 
 
 @pytest.mark.skipif(

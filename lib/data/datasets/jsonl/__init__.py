@@ -1,0 +1,1 @@
+"""Texts with labels, or whose words have tags."""

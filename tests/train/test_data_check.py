@@ -1,0 +1,123 @@
+"""What make data-check tells of a data set: its classes, duplicates, samples, and all faults at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lib import kconf
+from lib.errors import ConfigError
+from tests.e2e.runner import Runner
+from tests.support.configs import ROOT
+from train.data_check import data_check
+
+pytestmark = pytest.mark.slow  # each resolves a configuration
+FOLDER = {"DATASET_IMAGE_FOLDER": "y", "IMAGE_SIZE": "16"}
+JSONL = {"DATASET_JSONL": "y", "TOKENIZER_BYTE": "y", "BLOCK_SIZE": "16"}
+
+
+def check(root: Path, capsys: pytest.CaptureFixture[str], name: str, options: dict[str, str]) -> list[str]:
+    """The lines that it prints."""
+    values = {f"CONFIG_{symbol}": value for symbol, value in options.items()}
+    resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / name, overrides=values)
+    assert data_check(resolved, root=root, out=root / "sheets" / "sheet.png") == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Three classes of 2, 4 and 8 images for training, with one image of each for validation; all differ."""
+    grey = 0
+    for label, (name, size) in enumerate((("a", 2), ("b", 4), ("c", 8))):
+        for part, count in (("train", size), ("val", 1)):
+            for number in range(count):
+                file = tmp_path / "photos" / part / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (20 + label, 30), (grey := grey + 5, 0, 0)).save(file)
+    return tmp_path / "photos"
+
+
+def test_classes_sizes_and_duplicates_of_images(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for one, other in (("train/a/0", "train/b/9"), ("train/c/1", "train/c/9"), ("train/b/0", "val/b/7")):
+        (photos / f"{other}.png").write_bytes((photos / f"{one}.png").read_bytes())
+    lines = check(photos.parent, capsys, "resnet18", FOLDER | {"DATA_DIR": str(photos)})
+    table = [re.split(r" {2,}", line) for line in lines]
+    assert ["a", "2", "12.5%", "1", "25.0%"] in table and ["c", "9", "56.2%", "1", "25.0%"] in table
+    assert "Samples: 16 for training, 4 for evaluation" in lines
+    assert "A sample: 3 x 16 x 16 float32 numbers" in lines
+    assert any("20x30 to 22x30 pixels, median 22x30" in line for line in lines)
+    start = lines.index("Exact duplicates within training: 2, 1 with another target")
+    assert lines[start + 1 : -1] == [
+        "  train/a/0.png = train/b/9.png",
+        "Exact duplicates of training in evaluation: 1",
+        "  train/b/0.png = val/b/7.png",
+        "Exact duplicates within evaluation: 0",
+    ]
+    sheet = np.asarray(Image.open(photos.parent / "sheets" / "sheet.png"))
+    within = sheet[60::114, 40::96]  # a pixel of each sample, or of white
+    shown = [[int(red) for red, green, _ in row if not green] for row in within]
+    assert [len(row) for row in shown] == [2, 5, 8] and shown[0] == [5, 10] and shown[2][0] == 45
+
+
+def test_texts_are_shown_by_class_or_as_the_set_itself_shows_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": f"text {row}", "label": ("good", "bad")[row % 2]} for row in range(60)]
+    rows.append({"text": "longer than all the others", "label": "bad"})
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = JSONL | {"DATA_DIR": str(tmp_path)}
+    lines = check(tmp_path, capsys, "gpt2-sst2", options)
+    assert any(re.match(r"good +\d+ +\d+\.\d% +\d+ +\d+\.\d%", line) for line in lines)
+    assert any("6 to 16 tokens, median 7; 1 fill CONFIG_BLOCK_SIZE=16 or are cut" in line for line in lines)
+    shown = [line for line in lines if line.startswith("Sample of")]
+    assert shown[0] == "Sample of bad: 'text 1'" and shown[1].startswith("Sample of good: 'text ")
+    own = "lib.data.datasets.jsonl.data.show"
+    monkeypatch.setattr(own, lambda _, __, places: [f"[{place}]" for place in places], raising=False)
+    assert "Sample of bad: [1]" in check(tmp_path, capsys, "gpt2-sst2", options)
+
+
+def test_windows_of_a_text_and_rows_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text_files").mkdir()
+    for number in range(12):
+        (tmp_path / "text_files" / f"{number}.txt").write_text(f"{number} " * 200)
+    options = {"DATASET_TEXT_FILES": "y", "DATA_DIR": str(tmp_path), "BLOCK_SIZE": "20"}
+    lines = check(tmp_path, capsys, "gpt2-tiny", options)
+    within = next(line for line in lines if line.startswith("Exact duplicates within training"))
+    assert int(within.rpartition(" ")[2]) > 100 and sum(line.startswith("Sample: '") for line in lines) == 5
+    rows = "\n".join(f"{row},{row % 2},{row % 3 // 2}" for row in range(40))
+    (tmp_path / "table.csv").write_text(f"size,small,odd\n{rows}")
+    table = {"DATASET_TABULAR": "y", "TABULAR_TARGETS": "small,odd", "TABULAR_TARGET_LABELS": "y"}
+    lines = check(tmp_path, capsys, "tabular-regression", table | {"DATA_DIR": str(tmp_path)})
+    assert any(re.match(r"small +\d+ +\d+\.\d%", line) for line in lines)
+    assert sum(line.startswith("Sample: size ") for line in lines) == 5
+
+
+def test_all_faults_are_listed_and_nothing_is_drawn(photos: Path) -> None:
+    runner = Runner(photos.parent)
+    options = {f"CONFIG_{name}": value for name, value in FOLDER.items()}
+    runner.configure("resnet18", options | {"CONFIG_DATA_DIR": str(photos)})
+    bad = [photos / "train" / "b" / "1.png", photos / "train" / "c" / "3.png"]
+    for file in bad:
+        file.write_bytes(b"no image")
+    sheet = photos.parent / "sheet.png"
+    output = runner.run("data-check", "--out", str(sheet), status=2)
+    assert all(f"{file}: it is not an image of a known format" in output for file in bad)
+    assert "error: 2 of 17 images cannot be decoded: " in output and "CONFIG_ON_BAD_SAMPLE_SKIP=y" in output
+    assert not sheet.exists() and not runner.runs.exists()
+    runner.configure("resnet18", options | {"CONFIG_DATA_DIR": str(photos), "CONFIG_ON_BAD_SAMPLE_SKIP": "y"})
+    output = runner.run("data-check", "--out", str(sheet))
+    assert output.count("Skipped: ") == 2 and "Samples: 12 for training" in output and sheet.exists()
+
+
+@pytest.mark.parametrize("out", ["sheet.jpg", "file.png/sheet.png"])
+def test_a_sheet_that_cannot_be_written_is_told_first(out: str, tmp_path: Path) -> None:
+    (tmp_path / "file.png").touch()
+    resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5")
+    with pytest.raises(ConfigError, match=f"OUT=.*{out}"):
+        data_check(resolved, root=tmp_path, out=tmp_path / out)
+    assert [file.name for file in tmp_path.iterdir()] == ["file.png"]
