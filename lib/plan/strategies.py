@@ -203,8 +203,9 @@ def _obstacles_to_branches(context: SizingContext) -> Iterator[tuple[bool, str, 
     """As `_obstacles_to_sharding`, of placing each frozen model by itself."""
     config, layout, devices = context.config, context.layout, context.placement.world.value
     yield context.facts.branches is None, f"{config.model} has no two frozen models", "a model that has"
-    own = context.placement.device.value in OWN_MEMORY
-    yield not own, "it is for devices with memory of their own", "GPUs"
+    device = context.placement.device.value
+    yield device in STATIC_SHAPES, f"{NAMES.get(device)} hold replicas only", "GPUs"
+    yield device not in OWN_MEMORY, "it is for devices with memory of their own", "GPUs"
     if layout.strategy == "sequential":
         by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
         yield context.step.precision == "fp16", "no loss scaling within a frozen model", by_precision
