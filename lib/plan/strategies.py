@@ -372,7 +372,9 @@ def _refusal(
 def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
     """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
     yield "Parallelism strategies: samples at a time x micro-batches, memory of the fullest device, estimated"
-    yield "time of an optimizer step with assumed link rates"
+    gpu = find_gpu(strategies[0].context.placement.name)
+    rate = "" if gpu is None else f", assuming {gpu.link_bytes_per_second / 1e9:g} GB/s each way of a link"
+    yield f"time of an optimizer step{rate}"
     widest = max(7, *(len(_name(row)) for row in strategies))
     for row in strategies:
         sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
