@@ -15,7 +15,7 @@ from lib.kconf.legacy import read_legacy
 from lib.kconf.project import Command, Project, refusals, report_notices, write_file
 from lib.kconf.resolve import accept, changes, load_file, mentioned, override, read_own, rejection, settings
 from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import display, find, load_own_tree, option
+from lib.kconf.tree import display, load_own_tree, option
 
 
 def _menu(project: Project, options: Namespace) -> None:
@@ -157,7 +157,7 @@ def _setconfig(project: Project, options: Namespace) -> None:
     report_notices(dict.fromkeys([*notices, *override(configuration, given, place="SET")]))
     names = dict.fromkeys(legacy.present(name.removeprefix("CONFIG_")) for name in given)
     named, _ = changes(before, names)
-    new = (symbol for symbol in (find(tree, name) for name in names) if symbol not in before)  # hidden so far
+    new = (symbol for symbol in (tree.syms[name] for name in names) if symbol not in before)  # hidden so far
     named += [f"{option(symbol)} {symbol.str_value}" for symbol in new if not symbol.choice]
     project.save(configuration, changed="written", same="already has that", differences=named)
 
