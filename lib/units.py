@@ -29,6 +29,11 @@ def value_text(value: object, unknown: str = "-", *, words: Sequence[str] = ("no
     return unknown if value is None else words[value] if isinstance(value, bool) else str(value)
 
 
+def counted(count: int, noun: str) -> str:
+    """Format `count` of a noun whose plural ends in s: 1 device, 2 devices."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def flop_text(flop: float) -> str:
     """Format floating-point operations as TFLOP, or in a smaller unit where they are fewer than one."""
     unit, name = next((unit for unit in ((1e12, "T"), (1e9, "G")) if flop >= unit[0]), (1e6, "M"))

@@ -17,12 +17,15 @@ from scripts.sweep import ROOT, log, study_parser
 def main() -> int:
     """Train the pairs of the command line up to each look, and print the verdict."""
     parser = study_parser("ab", __doc__)
-    parser.add_argument("--a", required=True, help="NAME+FRAGMENT+...: the configuration to compare with")
-    parser.add_argument("--b", required=True, help="NAME+FRAGMENT+...: the configuration that may be better")
+    parser.add_argument("--a", default="", help="NAME+FRAGMENT+...: the configuration to compare with")
+    parser.add_argument("--b", default="", help="NAME+FRAGMENT+...: the configuration that may be better")
     looks = partial(parse_looks, variable="SEEDS")
     parser.add_argument("--seeds", type=looks, default=[5], help="numbers of pairs to judge after: 3 5 8")
     parser.add_argument("--metric", default="", help="result to compare; default: accuracy, or else loss")
     options = parser.parse_args()
+    if not (options.a and options.b):
+        missing = " and ".join(f"{name}=" for name in ("A", "B") if not vars(options)[name.lower()])
+        raise ConfigError(f"there is no {missing}", todo="name both, as in make ab A=lenet5 B=lenet5+bf16")
     out, first = (options.out or options.runs / "ab").absolute(), options.first_seed or 1
     pairs = make_pairs(options.a, options.b, range(first, first + options.seeds[-1]))
     concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))

@@ -153,10 +153,12 @@ function check(    i, names, given, strange, name, key) {
 		for (name in goal) if (!((target_of(goal[name]), "CONFIG_*") in takes)) ask("", "")
 }
 
-function unused(name, key,    hint) {
+function unused(name, key,    hint, users) {
+	users = key == "CONFIG_*" ? "targets that configure or train, such as setconfig, plan, train" : users_of(key)
 	if (key == "CONFIG_*" && any_takes("RUN")) hint = "; a stored run keeps its configuration"
+	if (key == "CONFIG_*" && any_takes("A")) hint = "; write what changes as a fragment: docs/tutorials/compare.md"
 	for (i = 1; i <= goals; i++) if (goal[i] == "resume" && name == "CONFIG_NUM_DEVICES") hint = hint "; make train resumes on other devices"
-	return name " is not used by make " ENVIRON["KCONFIG_MAKE_GOALS"] "; it is for: " users_of(key) hint
+	return name " is not used by make " ENVIRON["KCONFIG_MAKE_GOALS"] "; it is for: " users hint
 }
 
 function check_value(name, value) {

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     top = partial(whole_number, variable="TOP")
     predict.add_argument("--top", type=top, default=0, help="number of likeliest classes; default: each")
-    export.add_argument("--directory", type=Path, required=True, help="target; created if it is missing")
+    export.add_argument("--directory", type=Path, help="target; created if it is missing")
     export.add_argument("--format", default="huggingface", help="safetensors, pt2, onnx or huggingface")
     report.add_argument("--out", type=Path, help="file to write; default: report.html in the run directory")
     plan = commands.add_parser("plan", help="print the decisions and their reasons")
@@ -132,6 +132,8 @@ def _with_configuration(options: argparse.Namespace, requested: kconf.Resolved, 
 
 def _with_stored_run(options: argparse.Namespace) -> int:
     """Run a command on a stored run."""
+    if options.command == "export" and options.directory is None:
+        raise ConfigError("there is no DIRECTORY=", todo="name it, as in make export DIRECTORY=exported")
     with importing():
         from train import stored_run
         from train.generate import Sampling

@@ -117,7 +117,8 @@ def command(name: str, *, root: Path, runs: Path, best: bool, given: str, out: P
     else:
         atomic.save(out, _text(found, out.suffix.lower()))
     where = f", written to {out}" if out else ""
-    log(f"{found.run}, step {found.step}: {len(found.names)} predictions in {found.precision}{where}")
+    made = units.counted(len(found.names), "prediction")
+    log(f"{found.run}, step {found.step}: {made} in {found.precision}{where}")
     return 0
 
 

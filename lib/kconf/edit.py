@@ -15,7 +15,7 @@ from lib.kconf.legacy import read_legacy
 from lib.kconf.project import Command, Project, refusals, report_notices, write_file
 from lib.kconf.resolve import accept, changes, load_file, mentioned, override, read_own, rejection, settings
 from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import display, load_own_tree
+from lib.kconf.tree import display, load_own_tree, option
 
 
 def _menu(project: Project, options: Namespace) -> None:
@@ -155,7 +155,10 @@ def _setconfig(project: Project, options: Namespace) -> None:
     configuration, notices = load_file(tree, project.config_file)
     before, legacy = settings(tree), read_legacy(project.root)
     report_notices(dict.fromkeys([*notices, *override(configuration, given, place="SET")]))
-    named, _ = changes(before, {legacy.present(name.removeprefix("CONFIG_")) for name in given})
+    names = dict.fromkeys(legacy.present(name.removeprefix("CONFIG_")) for name in given)
+    named, _ = changes(before, names)
+    new = (symbol for symbol in (tree.syms[name] for name in names) if symbol not in before)  # hidden so far
+    named += [f"{option(symbol)} {symbol.str_value}" for symbol in new if not symbol.choice]
     project.save(configuration, changed="written", same="already has that", differences=named)
 
 

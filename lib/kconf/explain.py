@@ -56,7 +56,8 @@ def explain(configuration: StrictLoad, name: str) -> Iterator[str]:
 def search(tree: Any, words: str) -> Iterator[str]:
     """Yield the options whose name, prompt or help match all `words` (case-insensitive regular expressions).
 
-    Matches in name and prompt come first. Raises ConfigError where there are none.
+    Matches in name and prompt come first, and of each those that can be set now. Raises ConfigError where
+    there are none.
     """
     try:
         patterns = [re.compile(word, re.IGNORECASE) for word in words.split()]
@@ -78,7 +79,7 @@ def search(tree: Any, words: str) -> Iterator[str]:
             return
         meant = diagnostics.suggest(tree, words.strip())
         raise ConfigError(f"no option has '{words}'", todo=f"did you mean {meant}?" if meant else "")
-    for symbol in near + far:
+    for symbol in (one for found in (near, far) for one in sorted(found, key=lambda one: not one.visibility)):
         why = diagnostics.why_hidden(symbol)
         hidden = f" (hidden: {why})" if why else ""
         yield f"{_value(symbol)}{hidden}  {prompt_of(symbol)}  {_place(symbol)}".rstrip()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lib.errors import PlanError
 from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Device, Hardware, Kind
-from lib.units import GB
+from lib.units import GB, counted
 
 ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {
     "auto": ("cuda", "rocm", "mps", "xla", "tpu", "cpu"),
@@ -114,7 +114,7 @@ def identical_devices(hardware: Hardware, *, requested: int) -> tuple[tuple[Devi
     if requested > count:
         mixed = f", not all of one model ({_listed(names)})" if others else ""
         raise PlanError(
-            f"CONFIG_NUM_DEVICES={requested}, but there are {len(names)} device(s){mixed}",
+            f"CONFIG_NUM_DEVICES={requested}, and the machine has {counted(len(names), 'device')}{mixed}",
             todo=f"set it to {count} or less (0 = all of one model)",
         )
     if not others:
@@ -132,11 +132,12 @@ def _place_on_cpu(config: ConfigView, hardware: Hardware) -> Placement:
     world = config.num_devices or 1
     _check_free(memory, index=0)
     requested = "CONFIG_DEVICE_CPU=y" if config.device == "cpu" else "there is no GPU"
+    cpus = counted(hardware.cpu_count, "CPU")
     share = f", {memory.free_bytes / world / GB:.1f} GB of free memory for each" if world > 1 else ""
     if world > hardware.cpu_count:
-        share += f"; MORE than the {hardware.cpu_count} CPU(s) there are, so they wait for each other"
+        share += f"; MORE than the {cpus} there are, so they wait for each other"
     return Placement(
-        device=Decision("cpu", f"{hardware.cpu_name}, {hardware.cpu_count} CPU(s): {requested}"),
+        device=Decision("cpu", f"{hardware.cpu_name}, {cpus}: {requested}"),
         world=Decision(
             world,
             f"{_requested(world, hardware)}{share}"
@@ -174,7 +175,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _why_device(config: ConfigView, device: Device, *, kind: Kind, note: str) -> str:
-    requested = "before the CPU (CONFIG_DEVICE_AUTO=y)"
+    requested = "preferred to the CPU (CONFIG_DEVICE_AUTO=y)"
     if kind in STATIC_SHAPES:
         requested = "by name; NOTE: to train on it set CONFIG_DEVICE_TPU=y (torch_tpu) or _XLA=y (torch_xla)"
     if config.device != "auto":
@@ -186,7 +187,8 @@ def _why_device(config: ConfigView, device: Device, *, kind: Kind, note: str) ->
 def _why_world(config: ConfigView, hardware: Hardware, *, available: int, note: str) -> str:
     count, more = config.num_devices, f"; {note}" if note else ""
     if not count:
-        return f"all {available} of one model{more or ' (CONFIG_NUM_DEVICES=0)'}"
+        those = f"all {available} of one model" if available > 1 else "the only one"
+        return f"{those}{more or ' (CONFIG_NUM_DEVICES=0)'}"
     return _requested(count, hardware) + f", the first of {available}" * (count < available) + more
 
 

@@ -167,16 +167,24 @@ def why_divisor(split: Split, *, bound: int, norm_batch: int) -> str:
     return f"; divides {per_device}" if micro_batch < per_device else ""
 
 
-def why_shares(shares: Sequence[int], *, rows: int, noun: str) -> str:
-    """Explain each device's share, and how long the others wait for the one with the most rows.
+def why_effective(config: ConfigView, shares: Sequence[int], *, rows: int, noun: str, target: int) -> str:
+    """Explain each device's share, how long the others wait for the one with the most rows, and the target.
 
     rows: of the first device, padding included. noun: "devices", "pairs of devices" and the like.
     """
     world = len(shares)
-    if sum(shares) == rows * world:
-        return f"{rows} on each of {world} {noun.replace('s', '(s)', 1)}"
-    counts = " and ".join(f"{shares.count(share)} x {share}" for share in sorted({*shares}, reverse=True))
-    return f"{counts} on {world} {noun} ({1 - sum(shares) / (rows * world):.1%} idle)"
+    if world == 1:
+        each = "" if noun == "devices" else f"all on one {noun.replace('s', '', 1)}, "
+    elif sum(shares) == rows * world:
+        each = f"{rows} on each of {world} {noun}, "
+    else:
+        sizes = sorted({*shares}, reverse=True)
+        counts = " and ".join(f"{shares.count(share)} x {share}" for share in sizes)
+        each = f"{counts} on {world} {noun} ({1 - sum(shares) / (rows * world):.1%} idle), "
+    if sum(shares) != target:
+        return f"{each}MISSES the target of {target} by {sum(shares) - target:+d}"
+    by_hand = config.target_effective_batch or config.hyper_param == "manual"
+    return each + ("as requested" if by_hand else "as recommended")
 
 
 def why_target(config: ConfigView) -> str:

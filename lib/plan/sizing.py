@@ -29,9 +29,9 @@ from lib.plan.show import (
     memory_remedies,
     offload_note,
     why_divisor,
+    why_effective,
     why_memory,
     why_norm_batch,
-    why_shares,
     why_target,
 )
 from lib.plan.tables import cpu_table_batch, raise_to_norm_batch, table_bound
@@ -343,7 +343,7 @@ def _attempt(
     if why := _exceeds_data(context, target):
         return None, why
     if norm_batch and target % norm_batch:
-        return None, f"it is not a multiple of CONFIG_NORM_BATCH={norm_batch}"
+        return None, f"it is not a multiple of CONFIG_NORM_BATCH={norm_batch}, which can be lowered, too"
     if target < world * context.unit:
         least = f"a group of CONFIG_NORM_BATCH={norm_batch} samples" if norm_batch else "a sample"
         return None, f"each of {world} {noun} needs at least {least}"
@@ -373,7 +373,6 @@ def _sizes(
     effective = target if effective is None else effective
     ragged = split.last_micro_batch < split.micro_batch
     sizes = f"{split.accumulation - ragged} x {split.micro_batch}" + f" + {split.last_micro_batch}" * ragged
-    missed = effective - target and f"MISSES the target of {target} by {effective - target:+d}"
     if ragged:  # the prediction raises where the model refuses this size
         context.memory(split.last_micro_batch, accumulates=True)
     memory = context.memory(split.micro_batch, accumulates=split.accumulation > 1)
@@ -385,12 +384,13 @@ def _sizes(
     at_most = "at most " * (effective != split.samples * context.replicas)
     rows = split.micro_batch * split.accumulation if context.why_one_shape else split.samples
     shares = rank_shares(effective, world=context.replicas, unit=context.unit)
-    each = why_shares(shares, rows=rows, noun=context.replica_noun)
     reasons = {
         "micro_batch": why,
         "accumulation": f"{at_most}{sizes} = {split.samples} samples per device and optimizer step",
         "last_micro_batch": last,
-        "effective_batch": f"{each}, {missed or 'as requested'}",
+        "effective_batch": why_effective(
+            context.config, shares, rows=rows, noun=context.replica_noun, target=target
+        ),
         "target": why_target(context.config),
         "norm_batch": why_norm_batch(context.config, context.facts),
         "memory": why_memory(memory, context.probed) + offload_note(context.config, context.placement),

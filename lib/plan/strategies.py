@@ -203,8 +203,9 @@ def _obstacles_to_branches(context: SizingContext) -> Iterator[tuple[bool, str, 
     """As `_obstacles_to_sharding`, of placing each frozen model by itself."""
     config, layout, devices = context.config, context.layout, context.placement.world.value
     yield context.facts.branches is None, f"{config.model} has no two frozen models", "a model that has"
-    own = context.placement.device.value in OWN_MEMORY
-    yield not own, "it is for devices with memory of their own", "GPUs"
+    device = context.placement.device.value
+    yield device in STATIC_SHAPES, f"{NAMES.get(device)} hold replicas only", "GPUs"
+    yield device not in OWN_MEMORY, "it is for devices with memory of their own", "GPUs"
     if layout.strategy == "sequential":
         by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
         yield context.step.precision == "fp16", "no loss scaling within a frozen model", by_precision
@@ -371,7 +372,9 @@ def _refusal(
 def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
     """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
     yield "Parallelism strategies: samples at a time x micro-batches, memory of the fullest device, estimated"
-    yield "time of an optimizer step with assumed link rates"
+    gpu = find_gpu(strategies[0].context.placement.name)
+    rate = "" if gpu is None else f", assuming {gpu.link_bytes_per_second / 1e9:g} GB/s each way of a link"
+    yield f"time of an optimizer step{rate}"
     widest = max(7, *(len(_name(row)) for row in strategies))
     for row in strategies:
         sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -71,10 +72,13 @@ def write_report(run: RunDir, findings: Findings, path: Path, *, more: Sequence[
     status, data = run.status(), _read(run, "data")
     synthetic = " (synthetic)" if data.get("synthetic") else ""
     state = f"{status.state}: {status.reason}" if status.reason else status.state
+    began, seconds = datetime.fromtimestamp(run.began, UTC), status.metrics.get("seconds")
+    when = [f"began {began:%Y-%m-%d %H:%M} UTC"] * (run.began > 0)
+    when += [] if seconds is None else [f"{seconds_text(seconds)} of training"]
     write_page(
         path,
         title=f"{run.model} on {data.get('name', 'unknown data')}{synthetic}",
-        summary=" · ".join([state, f"step {status.step:,}", str(run.path), *run.tags()]),
+        summary=" · ".join([state, f"step {status.step:,}", *when, str(run.path), *run.tags()]),
         sections=[*sections(run, findings), *more],
     )
 
@@ -154,7 +158,8 @@ def _memory(plan: Plan | None, series: Sequence[Series], findings: Findings) -> 
     if memory := plan and plan.memory:
         sizes = sorted(memory.parts.items(), key=lambda part: -part[1])
         sizes.append(("gaps and reserve", memory.gaps_bytes + memory.reserve_bytes))
-        sizes += [("usable", memory.usable_bytes), ("peak of tensors, predicted", memory.peak_bytes)]
+        sizes += [("all of these, predicted", memory.need_bytes), ("usable", memory.usable_bytes)]
+        sizes.append(("peak of tensors, predicted", memory.peak_bytes))
     rows = [(name, bytes_text(size)) for name, size in sizes]
     traced, measured = findings.get("memory"), [each for each in series if each.column == metrics.PEAK]
     if plan and measured:

@@ -274,7 +274,7 @@ def select(rows: Sequence[Row], where: str) -> list[Row]:
     for word in where.split():
         match = _CONDITION.fullmatch(word)
         if match is None:
-            todo = "write KEY=VALUE, KEY>VALUE or the like"
+            todo = "write KEY=VALUE, KEY>VALUE or the like, without spaces"
             raise ConfigError(f"WHERE: {word} is not a condition", todo=todo)
         key, sign, text = match.groups()
         check_key("WHERE", key, rows)

@@ -23,7 +23,7 @@ import torch
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.devices.probe import probe
-from lib.errors import run_main
+from lib.errors import ConfigError, run_main
 from lib.memory.simulation import replaced
 from lib.plan.fitting import StepSettings
 from lib.plan.types import Plan, Precision
@@ -55,6 +55,9 @@ def row(name: str, settings: Mapping[str, str], micro_batch: int, precision: Pre
     """Return the row of defconfig `name`."""
     resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / name, overrides=settings)
     config = config_from_values(resolved.values).replace(data_placement="stream")
+    if micro_batch % (config.norm_batch or 1):
+        what = f"--micro-batch {micro_batch} is not a multiple of CONFIG_NORM_BATCH={config.norm_batch}"
+        raise ConfigError(f"{what} of {name}", todo="give one that is")
     data = open_training_data(config, root=ROOT, trained=False, log=lambda _: None)
     step = StepSettings(
         device="cpu", several_devices=False, micro_batch=micro_batch, precision=precision, compile=True,

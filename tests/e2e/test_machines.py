@@ -72,12 +72,12 @@ def test_a_machine_joins_and_dies_and_every_step_is_made_once(tmp_path: Path) ->
         machines.append(Machine(runner, "stays"))
         wait_until(lambda: list(runner.runs.glob("*/*/ckpt/step-*")))
         machines.append(Machine(runner, "comes"))
-        wait_until(lambda: said(f"{EFFECTIVE // 3} on each of 3 device(s), as requested"))
+        wait_until(lambda: said(f"{EFFECTIVE // 3} on each of 3 devices, as requested"))
         wait_for_steps(runner, 30)
         assert open_addresses(processes_of(runner)) == set(), "the endpoint is on the loopback device"
         host, stays, comes = machines
         os.killpg(comes.process.pid, signal.SIGKILL)
-        wait_until(lambda: said(f"{EFFECTIVE // 2} on each of 2 device(s), as requested") >= 2)
+        wait_until(lambda: said(f"{EFFECTIVE // 2} on each of 2 devices, as requested") >= 2)
         wait_for_steps(runner, 30)
         host.process.send_signal(signal.SIGTERM)
         assert host.process.wait(PATIENCE_SECONDS) == 75, host.log.read_text()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lib.units import flop_text, range_text, seconds_text
+from lib.units import counted, flop_text, range_text, seconds_text
+
+
+def test_one_of_something_is_singular() -> None:
+    assert [counted(count, "device") for count in (0, 1, 2)] == ["0 devices", "1 device", "2 devices"]
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,13 @@ def test_a_failed_run_is_named_and_no_verdict_is_given(
         run_ab(tmp_path, monkeypatch, FakeTraining(0.02, failing=2), "--seeds", "3")
 
 
+def test_a_configuration_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, missing in ((["--a", TINY], "there is no B=;"), ([], "there is no A= and B=;")):
+        monkeypatch.setattr("sys.argv", ["ab", *words])
+        with pytest.raises(ConfigError, match=missing):
+            ab.main()
+
+
 @pytest.mark.parametrize("b", [TINY, f"{TINY}+workers", f"{TINY}+logged", f"{TINY}+seed"])
 def test_two_configurations_that_train_the_same_are_refused(b: str) -> None:
     with pytest.raises(ConfigError, match="are the same run"):

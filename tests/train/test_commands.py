@@ -86,3 +86,9 @@ def test_one_failed_check_fails_all(
     monkeypatch.setattr(preflight, "with_tier", lambda requested, **_: requested)
     nothing: Any = None
     assert preflight.preflight(nothing, root=tmp_path, runs=tmp_path, as_json=True) == status
+
+
+def test_an_export_without_a_folder_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train", "export"])
+    with pytest.raises(ConfigError, match="there is no DIRECTORY=; name it, as in make export "):
+        start.main()

@@ -206,14 +206,15 @@ def _on_all_nodes(config: Config, hardware: Hardware) -> tuple[Config, Hardware]
 
 
 def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decided: Plan) -> Iterator[str]:
-    """Yield the peak after each single change of the configuration, at the same micro-batch."""
+    """Yield the peak after each single change of the configuration, at the same micro-batch, or why none."""
     if decided.memory is None:
         return
     step, now = step_settings(decided), decided.memory.peak_bytes
     for change, changed, other in _changes(config, step, hardware):
         try:
             peak = predicted(other, MemoryTraces(changed, data).predictor(hardware), free_bytes=0).peak_bytes
-        except ConfigError:  # not every model has blocks to recompute
+        except ConfigError as error:  # a model whose blocks cannot be recomputed in that way, for one
+            yield f"not tried: {error}"
             continue
         if peak < 0.98 * now:
             yield f"{change}: {bytes_text(peak)} of tensors at the peak instead of {bytes_text(now)}"
@@ -243,7 +244,7 @@ def _changes(
 
 def _lines(outlook: Outlook) -> Iterator[str]:
     yield ""
-    yield f"{outlook.steps_per_epoch:.1f} optimizer steps an epoch"
+    yield f"{f'{outlook.steps_per_epoch:,.1f}'.removesuffix('.0')} optimizer steps an epoch"
     if outlook.warm_up:
         yield outlook.warm_up
     work = f"{flop_text(outlook.step_flop)} of matrix products, convolutions and attention"

@@ -15,6 +15,7 @@ from lib.plan.placement import place
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.runs.directory import RunDir
+from lib.units import counted
 from train.build import check_run
 from train.planning.memory_estimate import MemoryTraces
 from train.record import log
@@ -91,7 +92,7 @@ def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
         f"{run.path} was trained with {before.effective_batch} samples a step, and now it would be "
         f"{plan.effective_batch}",
         why=plan.reasons["effective_batch"],
-        todo=f"resume with {before.layout.devices} device(s), or start a new run {anew}",
+        todo=f"resume with {counted(before.layout.devices, 'device')}, or start a new run {anew}",
     )
 
 

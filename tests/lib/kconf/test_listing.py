@@ -107,6 +107,8 @@ def test_options_are_found_by_name_prompt_and_help(kconf):
         "CONFIG_NUM_EPOCHS=3",
         "CONFIG_NUM_WORKERS=2",
     ]
+    now = ["CONFIG_BATCH_SIZE " not in line for line in kconf("searchconfig", "batch|epochs")[1]]
+    assert now == sorted(now, reverse=True), "what can be set comes first"
     hidden = "(hidden: needs CONFIG_HYPER_PARAM_MANUAL=y (now CONFIG_HYPER_PARAM_AUTO=y); "
     found = kconf("searchconfig", "batch_size")[1][0]
     assert f"CONFIG_BATCH_SIZE has no value {hidden}CONFIG_HYPER_PARAM_MANUAL=y shows it)" in found

@@ -173,7 +173,8 @@ def test_options_are_set_with_or_without_their_prefix(kconf_project, kconf):
     kconf("defconfig", "lenet5")
     status, out, err = kconf("setconfig", "EMA=y CONFIG_EMA_DECAY=0.5 NOTE='a \"b\" $c #d'")
     assert (status, err) == (0, [])
-    assert out == ['CONFIG_NOTE  -> a "b" $c #d', "CONFIG_EMA n -> y", ".config: written"]
+    new = "CONFIG_EMA_DECAY 0.5"  # it was hidden before, and had no value
+    assert out == ['CONFIG_NOTE  -> a "b" $c #d', "CONFIG_EMA n -> y", new, ".config: written"]
     found = values(kconf_project)
     assert (found["EMA_DECAY"], found["NOTE"]) == (0.5, 'a "b" $c #d')
     assert kconf("setconfig", "EMA=y")[1] == [".config: already has that"]

@@ -123,9 +123,9 @@ def test_other_mixed_machines_are_refused(name: str, way_out: str) -> None:
 
 
 def test_too_many_devices_are_refused() -> None:
-    assert "there are 4 device(s)" in refusal("lenet5", "h100-80g-70g-free-x4", num_devices=5)
+    assert "the machine has 4 devices" in refusal("lenet5", "h100-80g-70g-free-x4", num_devices=5)
     assert "not all of one model" in refusal("lenet5", "mixed-rtx3090-x2-rtx4090", num_devices=3)
-    assert "there are 1 device(s)" in refusal("lenet5", "m2-max", num_devices=2)
+    assert "the machine has 1 device" in refusal("lenet5", "m2-max", num_devices=2)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -83,7 +83,8 @@ def test_a_compact_plan_has_at_most_eight_lines_besides_its_warnings() -> None:
         assert len(lines) <= 8 and max(map(len, lines)) <= 80
         text = " ".join(lines)
         assert f"{decided.effective_batch} samples a step: " in text
-        assert f"on each of {decided.layout.devices} device(s)" in text
+        shares = "" if decided.world == 1 else f"{decided.effective_batch // 4} on each of 4 devices, "
+        assert f" samples a step: {shares}as recommended; " in text
         assert f" x {decided.micro_batch} at a time" in " ".join(text.split())
         assert decided.device in text and decided.precision in text and ("ddp" in text) == (decided.world > 1)
 

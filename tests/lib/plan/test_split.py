@@ -119,7 +119,7 @@ def test_every_rival_is_told_why_it_lost() -> None:
     reasons = decide("a100-40gx4", 25).reasons
     assert reasons["strategy"].startswith("the simplest of the fastest, by estimate; ddp needs")
     assert reasons["world"].endswith("each process has 2 of them")
-    assert reasons["effective_batch"] == "32 on each of 2 pair(s) of devices, as requested"
+    assert reasons["effective_batch"] == "32 on each of 2 pairs of devices, as requested"
     assert reasons["shard"] == "each process has all weights on its devices"
 
 
@@ -157,6 +157,9 @@ def test_what_cannot_be_split_says_why() -> None:
     processor = requested.replace(num_devices=2)
     with pytest.raises(PlanError, match=refusal + "it is for devices with memory of their own"):
         plan(processor, load_hardware("cpu-24g-amx"), FACTS, predict=needs(0.1))
+    for strategy in ("split", "sequential"):
+        with pytest.raises(PlanError, match="is not possible: TPUs hold replicas only"):
+            plan(config_of(dist_strategy=strategy), parse_gpu("tpu-v4-8"), FACTS, predict=needs(1))
     uneven = decide("a100-40gx4", 25, target_effective_batch=65, dist_strategy="split")
     assert uneven.shares == (33, 32) and "on 2 pairs of devices" in uneven.reasons["effective_batch"]
 

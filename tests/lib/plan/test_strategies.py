@@ -233,6 +233,7 @@ def test_strategies_are_shown_in_lines_and_for_programs() -> None:
     )
     assert all(len(line) <= 100 for line in wide) and any("chosen" in line for line in wide)
     assert any(line.startswith("  hsdp/2") for line in narrow)
+    assert wide[1] == "time of an optimizer step, assuming 300 GB/s each way of a link"
     assert found[3].to_json()["step_seconds_estimate"][0] > 0 and found[0].to_json()["micro_batch"] is None
 
 

@@ -62,6 +62,7 @@ def test_plan_memory_and_throughput(tmp_path: Path) -> None:
     memory = found["Memory"]
     peak = rows_of(memory, "Peak")
     assert peak["activations"] == ("3.00 GB",) and peak["peak of tensors, predicted"] == ("3.10 GB",)
+    assert peak["all of these, predicted"] == ("3.20 GB",)
     assert peak["peak, measured"] == ("3.30 GB",) and peak["measured / predicted peak"] == ("1.06",)
     assert "Measured by rank 0 whenever it logs: tensors, by the device's allocator." in memory.notes
     over_run, over_step = memory.blocks[1:]
@@ -175,6 +176,15 @@ def test_many_facts_are_shown_on_request(tmp_path: Path) -> None:
         "Hardware": False,
         "Data": True,
     }
+
+
+def test_the_head_says_when_the_run_began_and_how_long_it_trained(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    run.set_status("done", step=60, seconds=127.7)
+    write_report(run, UNREAD, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    began = f"{run.name[:4]}-{run.name[4:6]}-{run.name[6:8]} {run.name[9:11]}:{run.name[11:13]} UTC"
+    assert f"done · step 60 · began {began} · 2.13 minutes of training" in page
 
 
 def test_a_page_is_not_written_over_a_folder(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ def test_conditions(rows: list[Row], where: str, numbers: str) -> None:
     ("where", "message"),
     [
         ("model", "model is not a condition"),
+        ("lr > 1", "lr is not a condition; write KEY=VALUE, KEY>VALUE or the like, without spaces"),
         ("lrr=1", "no run has a value called lrr; did you mean lr"),
         ("modle=gpt2", "did you mean model"),
         ("zzz=1", "called zzz; make runs LIMIT=1 JSON=1 shows what a run has"),

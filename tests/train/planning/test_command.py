@@ -44,6 +44,7 @@ def test_the_cut_changes_neither_arithmetic_nor_steps() -> None:
     assert (whole.plan.accumulation, cut.plan.accumulation) == (1, 8)
     assert whole.step_flop == cut.step_flop
     assert whole.steps_per_epoch == cut.steps_per_epoch == 10
+    assert "10 optimizer steps an epoch" in _lines(whole)
 
 
 @pytest.mark.slow
@@ -81,6 +82,20 @@ def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None
     (told,) = [line for line in _lines(found) if "figures of the device" in line]
     assert told.endswith(CATALOGUE[gpu].origin)
     assert ("by our own estimate" in told) == bool(CATALOGUE[gpu].estimated)
+
+
+@pytest.mark.slow
+def test_a_change_that_the_model_refuses_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object, recompute: str) -> bool:
+        if recompute != "none":
+            raise ConfigError(f"{recompute} is not possible", todo="choose another")
+        return False
+
+    monkeypatch.setattr("train.training_data.configure_recomputation", refuse)
+    lines = outlook("h100-80g", BATCH, optimizer="adamw").alternatives
+    why = "is not possible; choose another"
+    assert lines[:2] == (f"not tried: blocks {why}", f"not tried: all {why}")
+    assert any(line.startswith("CONFIG_OPTIMIZER_SGD=y") for line in lines[2:])
 
 
 @pytest.mark.slow
