@@ -149,7 +149,8 @@ class Config:
     holdout: int
     image_size: int | None
     block_size: int | None  # None for images
-    tokenizer: Literal["byte", "char", "gpt2"] | None  # None for images and ready-made tokens
+    tokenizer: Literal["byte", "char", "gpt2", "huggingface"] | None  # None for images and ready-made tokens
+    tokenizer_dir: str | None  # None but for the last one
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
     augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool

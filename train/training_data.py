@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from lib.config import Config
 from lib.data import DataLocation, Dataset, describe_dataset, open_dataset, restrict
 from lib.data.cache import checked_before
-from lib.data.types import Spec, TextClassSpec, TextSpec, TokenTagSpec
+from lib.data.types import Spec, TokensSpec
 from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
@@ -182,6 +182,7 @@ def place_of(
         image_size=config.image_size,
         block_size=config.block_size,
         tokenizer=config.tokenizer,
+        tokenizer_dir=config.tokenizer_dir,
     )
 
 
@@ -239,7 +240,7 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
 def evaluation_part(config: Config, dataset: Dataset) -> str:
     """Return a description of the data that evaluation uses."""
     spec = dataset.spec
-    whole = "validation part" if isinstance(spec, TextSpec | TextClassSpec | TokenTagSpec) else "test part"
+    whole = "validation part" if isinstance(spec, TokensSpec) else "test part"
     part = "held-out training samples" if config.holdout else whole
     return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 

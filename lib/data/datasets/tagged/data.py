@@ -11,8 +11,7 @@ import numpy as np
 
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.text_files import block_size_of, tokenizer_of
-from lib.data.jsonl import read_objects
-from lib.data.subset import held_out_by_hash
+from lib.data.jsonl import read_objects, training_and_validation
 from lib.data.types import ArrayPart, Dataset, Tokenizer, TokenTagSpec
 from lib.errors import ConfigError
 from lib.nn import IGNORED
@@ -39,18 +38,13 @@ class Text(NamedTuple):
 def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the texts. Raises ConfigError, with file and line, for one that cannot be used."""
     file = location.files / options.file
-    train, test = read_texts(file), list[Text]()
-    if options.validation == "other":
-        assert options.validation_file is not None
-        test = read_texts(location.files / options.validation_file)
-    else:
-        assert options.validation_pct is not None
-        held_out = held_out_by_hash(["\x1f".join(text.words) for text in train], options.validation_pct)
-        parts = [[text for text, own in zip(train, held_out, strict=True) if own == part] for part in (0, 1)]
-        train, test = parts
-    for part, texts in (("training", train), ("validation", test)):
-        if not texts:
-            raise ConfigError(f"{file}: no text is left for {part}", todo="add some")
+    train, test = training_and_validation(
+        lambda name: read_texts(location.files / name),
+        options.file,
+        other=options.validation_file,
+        percent=options.validation_pct,
+        key=lambda text: "\x1f".join(text.words),
+    )
     tags = tuple(sorted({tag for text in train for tag in text.tags}))
     for text in test:
         if unknown := sorted({*text.tags} - {*tags}):
