@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.tokenizers import as_text, narrowest
 from lib.data.types import Tokens, Unit
 from lib.errors import DataError
 from lib.nn.packages import import_extra
@@ -50,8 +49,8 @@ class HuggingFaceTokenizer:
         return ids
 
     def encode_all(self, content: bytes) -> Tokens:
-        """Encode a whole file."""
-        return np.array(self.encode(as_text(content)), narrowest(self.vocab_size))
+        """Encode a whole file. Raises UnicodeDecodeError if it is not UTF-8."""
+        return np.array(self.encode(content.decode()), np.uint32)
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         """Decode tokens, special ones by their names."""

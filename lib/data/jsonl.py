@@ -14,7 +14,12 @@ T = TypeVar("T")
 
 
 def training_and_validation(
-    read: Callable[[str], list[T]], file: str, *, other: str | None, percent: int | None, key: Callable[[T], str]
+    read: Callable[[str], list[T]],
+    file: str,
+    *,
+    other: str | None,
+    percent: int | None,
+    key: Callable[[T], str],
 ) -> tuple[list[T], list[T]]:
     """Return the samples of `file` for training, and those of file `other`, or else `percent` of the former.
 

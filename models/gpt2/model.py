@@ -43,8 +43,9 @@ class Options:
 def build(options: Options, spec: TextSpec | ChatSpec | TextClassSpec | TokenTagSpec) -> nn.Module:
     """Build a network from int64 (B, T) tokens to (B, T, V) logits of the next tokens, T <= block_size.
 
-    Packed conversations are int64 (B, 2, T): tokens, and the document that each belongs to. For texts with labels: to (B, classes) logits, from the mean over the tokens before the padding. For tags:
-    to (B, T, tags) logits. Raises ConfigError if the width is not a multiple of the number of heads.
+    Packed conversations are int64 (B, 2, T): tokens, and the document that each belongs to. For texts with
+    labels: to (B, classes) logits, from the mean over the tokens before the padding. For tags: to (B, T,
+    tags) logits. Raises ConfigError if the width is not a multiple of the number of heads.
     """
     if options.width % options.heads:
         raise ConfigError(

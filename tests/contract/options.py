@@ -40,6 +40,8 @@ TEXTS = {
     "METRICS": ("macro_f1", "roc_auc"),
     "BEST_METRIC": ("accuracy",),
     "CLASS_WEIGHTS": ("balanced", "1,2,3,4,5,6,7,8,9,10"),
+    "CHAT_FILE": ("other-chat.jsonl",),
+    "CHAT_VALIDATION_FILE": ("chat.jsonl",),
     "TAGGED_FILE": ("other.jsonl",),
     "TAGGED_VALIDATION_FILE": ("train.jsonl",),
     "TABULAR_FILE": ("other.csv",),

@@ -66,14 +66,14 @@ class Chat(LanguageModel):
         rows = len(targets_BT)
         if self._takes_targets:  # then there is no room for the logits of all rows
             rows = max(1, _LOGITS // (self.spec.block_size * self.spec.vocab_size))
-        parts = [*zip(batch.inputs.split(rows), targets_BT.split(rows), strict=True)]
-        # A simulation leaves out the memory that is used again.
-        sums = [self._scores(forward(inputs), inputs, own) for inputs, own in parts[: 2 if simulated() else None]]
+        parts = [*zip(torch.split(batch.inputs, rows), torch.split(targets_BT, rows), strict=True)]
+        parts = parts[:2] if simulated() else parts  # others use the memory of these again
+        sums = [self._scores(forward(inputs), inputs, own_BT) for inputs, own_BT in parts]
         loss, exact, conversations = (torch.stack(column).sum() for column in zip(*sums, strict=True))
         counts = {"exact_match": exact, "conversations": conversations}
         return Sums(loss, (targets_BT != IGNORED).sum(), counts)
 
-    def _scores(self, logits_BTV: Tensor, inputs: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _scores(self, logits_BTV: Tensor, inputs: Tensor, targets_BT: Tensor) -> tuple[Tensor, ...]:
         """Return the summed loss, the number of exact conversations, and that of all."""
         loss = self._losses(logits_BTV.flatten(0, 1), targets_BT.flatten()).sum()
         counts_BT = targets_BT != IGNORED
