@@ -68,6 +68,7 @@ def can_be_set(symbol: Any) -> bool:
     The former are those of the core that a deleted plug-in would show; for the latter see tests/extras.
     """
     extra = any(Path(node.filename).parent.name in WITH_EXTRAS for node in symbol.nodes if node.prompt)
+    extra = extra or symbol.name in ("TOKENIZER_HUGGINGFACE", "TOKENIZER_DIR")  # tests/extras/test_chat.py
     return _may_hold(symbol) and not extra
 
 
