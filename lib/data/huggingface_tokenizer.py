@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.types import Tokens, Unit
-from lib.errors import DataError
+from lib.errors import ConfigError
 from lib.nn.packages import import_extra
 
 # Of a folder without any, transformers makes a tokenizer that knows no text.
@@ -23,11 +23,11 @@ class HuggingFaceTokenizer:
     unit: Unit = "token"
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError without the package, DataError if the folder has no tokenizer."""
+        """Raises ConfigError without the package, and if the folder has no tokenizer."""
         transformers = import_extra("transformers")
         transformers.utils.logging.disable_progress_bar()
         if not folder.is_dir():  # otherwise transformers takes it for a name on the Hub
-            raise DataError(f"{folder} is not a directory", todo="name one that has a tokenizer.json")
+            raise ConfigError(f"{folder} is not a directory", todo="name one that has a tokenizer.json")
         why = f"it has neither {' nor '.join(FILES)}"
         if any((folder / name).is_file() for name in FILES):
             options = {"local_files_only": True, "trust_remote_code": False}
@@ -38,7 +38,7 @@ class HuggingFaceTokenizer:
                 why = " ".join(str(error).split())[:200]
         if why:
             todo = "copy the tokenizer of the model there, or name another folder"
-            raise DataError(f"{folder} has no tokenizer that can be read", why=why, todo=todo)
+            raise ConfigError(f"{folder} has no tokenizer that can be read", why=why, todo=todo)
         self.folder, self.vocab_size = folder, len(self.inner)
         self.start: int | None = self.inner.bos_token_id
         self.end: int | None = self.inner.eos_token_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lib.data.datasets.chat.conversations import ANSWERS, Conversation, Message
 from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
@@ -72,7 +72,8 @@ class ChatTemplate:
         if not self._inner.is_fast:
             what = f"the tokenizer in {tokenizer.folder} does not tell the places of its tokens"
             raise ConfigError(what, todo="convert it to a tokenizer.json")
-        self._has_marks = bool(_MARK.search(self._inner.get_chat_template()))
+        self._template: str = self._inner.get_chat_template()
+        self._has_marks = bool(_MARK.search(self._template))
         self._special = {*self._inner.all_special_ids, *self._inner.added_tokens_decoder}
         self._end, self._usual_end = -1, -1 if tokenizer.end is None else tokenizer.end
 
@@ -83,26 +84,30 @@ class ChatTemplate:
 
     def sample(self, conversation: Conversation) -> Sample:
         """Return a conversation in tokens. Raises ConfigError for one that the template refuses."""
-        found = self._marked(conversation) if self._has_marks else self._by_prefixes(conversation)
+        text, spans = self._rendered(conversation, conversation.messages)
+        rewritten = False
+        if not self._has_marks:
+            spans, rewritten = self._found(conversation, text)
+        # The library's own mask is wrong where an answer begins or ends with a space that no offset has.
+        tokens = self._inner(text, add_special_tokens=False, return_offsets_mapping=True)
+        counts = [
+            # Some tokenizers leave spaces out of the offsets: a token of spaces is where it ends.
+            any(first <= start and first < stop <= last for first, last in spans)
+            for start, stop in tokens["offset_mapping"]
+        ]
+        ids: list[int] = tokens["input_ids"]
         if self._end < 0:
-            pairs = zip(reversed(found.ids), reversed(found.counts), strict=True)
-            self._end = next((token for token, counts in pairs if counts and token in self._special), -1)
-        return found
+            pairs = zip(reversed(ids), reversed(counts), strict=True)
+            self._end = next((token for token, count in pairs if count and token in self._special), -1)
+        return Sample(conversation.place, ids, counts, rewritten)
 
-    def _marked(self, conversation: Conversation) -> Sample:
-        options = {"return_dict": True, "return_assistant_tokens_mask": True}
-        found = self._apply(conversation, conversation.messages, **options)
-        return Sample(conversation.place, found["input_ids"], [*map(bool, found["assistant_masks"])])
-
-    def _by_prefixes(self, conversation: Conversation) -> Sample:
+    def _found(self, conversation: Conversation, text: str) -> tuple[list[tuple[int, int]], bool]:
+        """Return where answers are in `text`; the last one alone if earlier ones are rendered otherwise."""
         messages, spans = conversation.messages, list[tuple[int, int]]()
-        text = self._apply(conversation, messages, tokenize=False)
         answers = [number for number, each in enumerate(messages) if each["role"] == ANSWERS]
         for number in answers:
-            before, after = (
-                self._apply(conversation, messages[:stop], tokenize=False, add_generation_prompt=asks)
-                for stop, asks in ((number, True), (number + 1, False))
-            )
+            before, _ = self._rendered(conversation, messages[:number], add_generation_prompt=True)
+            after, _ = self._rendered(conversation, messages[: number + 1])
             if text.startswith(before) and text.startswith(after) and len(before) < len(after):
                 spans.append((len(before), len(after)))
             elif number == answers[-1]:
@@ -111,22 +116,24 @@ class ChatTemplate:
                 todo = "mark answers in the template with {% generation %} and {% endgeneration %}"
                 raise ConfigError(what, why=why, todo=todo)
         rewritten = len(spans) < len(answers)
-        tokens = self._inner(text, add_special_tokens=False, return_offsets_mapping=True)
-        counts = [
-            any(first <= start < stop <= last for first, last in spans[-1 if rewritten else 0 :])
-            for start, stop in tokens["offset_mapping"]
-        ]
-        return Sample(conversation.place, tokens["input_ids"], counts, rewritten)
+        return spans[-1 if rewritten else 0 :], rewritten
 
-    def _apply(self, conversation: Conversation, messages: Sequence[Message], **options: bool) -> Any:
-        from jinja2 import TemplateError  # transformers renders with it
+    def _rendered(
+        self, conversation: Conversation, messages: Sequence[Message], **options: bool
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return messages as text, and what is marked in it."""
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
 
+        options |= {"return_assistant_tokens_mask": self._has_marks}
+        own = {"chat_template": self._template, **self._inner.special_tokens_map}
         try:
-            return self._inner.apply_chat_template([*messages], **options)
+            (text,), marks = render_jinja_template(conversations=[[*messages]], **own, **options)
         except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
             why, todo = " ".join(str(error).split())[:200], "leave the line out, or change its messages"
             what = f"{conversation.place}: the chat template refuses these messages"
             raise ConfigError(what, why=why, todo=todo) from error
+        return text, marks[0] if marks else []
 
 
 def template_of(tokenizer: Tokenizer) -> PlainTemplate | ChatTemplate:

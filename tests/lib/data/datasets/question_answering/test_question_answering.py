@@ -140,9 +140,9 @@ def test_sizes_are_those_of_the_configuration(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra transformers is not installed")
-    with pytest.raises(DataError, match="has no tokenizer that can be read"):
+    with pytest.raises(ConfigError, match="has no tokenizer that can be read"):
         HuggingFaceTokenizer(tmp_path)
-    with pytest.raises(DataError, match="model is not a directory; name one"):
+    with pytest.raises(ConfigError, match="model is not a directory; name one"):
         HuggingFaceTokenizer(tmp_path / "model")
 
 
