@@ -10,6 +10,7 @@ from typing import Any
 
 from lib import kconf
 from lib.config import Config, config_from_values
+from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
 from lib.devices.probe import probe
@@ -71,6 +72,11 @@ def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampli
     """Print `prompt` and its continuation by the language model of run `name`."""
     restored = restore(name, root=root, runs=runs, best=best, needs_data=False)
     dataset = restored.data.dataset
+    if isinstance(dataset.spec, ChatSpec):
+        from train.tasks.chat.exhibits import answer
+
+        print(answer(restored.job, dataset, prompt, sampling=sampling))
+        return 0
     if not isinstance(dataset.spec, TextSpec):
         raise ConfigError(f"{restored.run.path} is not a language model", todo="name one with RUN=")
     if dataset.tokenizer is None:

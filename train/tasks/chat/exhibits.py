@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from lib.data.datasets.chat.data import text_of
 from lib.data.datasets.chat.spec import ChatSpec
+from lib.data.datasets.chat.templates import template_of
 from lib.data.types import Dataset
 from lib.nn import IGNORED
 from lib.reports.page import Block
@@ -31,6 +33,14 @@ def exhibits(job: Job, dataset: Dataset, checkpoints: Iterator[int]) -> list[Blo
         }
         for step in checkpoints
     ]
+
+
+def answer(job: Job, dataset: Dataset, prompt: str, *, sampling: Sampling) -> str:
+    """Return the answer to a text of the user, as text. Raises ConfigError if the template refuses it."""
+    assert isinstance(dataset.spec, ChatSpec) and dataset.tokenizer is not None
+    tokens = template_of(dataset.tokenizer).prompt(prompt)
+    given = continuation(job, tokens, sampling=replace(sampling, end=dataset.spec.end))
+    return text_of(np.array(given), dataset)
 
 
 def answers(job: Job, dataset: Dataset) -> str:

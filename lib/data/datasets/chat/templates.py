@@ -45,6 +45,11 @@ class PlainTemplate:
         """Return head and body of a message."""
         return f"{message['role']}:", f" {message['content']}" + "\n" * (message["role"] != ANSWERS)
 
+    def prompt(self, text: str) -> list[int]:
+        """Return the tokens of a user's text that an answer is to follow."""
+        asked: Message = {"role": "user", "content": text}
+        return self.sample(Conversation("", [asked])).ids + self._encode(f"{ANSWERS}:")
+
     def sample(self, conversation: Conversation) -> Sample:
         """Return a conversation in tokens."""
         ids: list[int] = [] if self._start is None else [self._start]
@@ -81,6 +86,14 @@ class ChatTemplate:
     def end(self) -> int:
         """Token after an answer: the last special one in the samples, which need not be that of texts."""
         return self._usual_end if self._end < 0 else self._end
+
+    def prompt(self, text: str) -> list[int]:
+        """Return the tokens of a user's text that an answer is to follow. Raises as `sample`."""
+        asked = Conversation("PROMPT", [{"role": "user", "content": text}])
+        ids: list[int] = self._inner.encode(
+            self._rendered(asked, asked.messages, add_generation_prompt=True)[0], add_special_tokens=False
+        )
+        return ids
 
     def sample(self, conversation: Conversation) -> Sample:
         """Return a conversation in tokens. Raises ConfigError for one that the template refuses."""
