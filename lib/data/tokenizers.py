@@ -60,6 +60,7 @@ class ByteTokenizer:
     name = "byte"
     unit: Unit = "byte"
     vocab_size = 256
+    end = 0xFF  # a byte that no text has
 
     def encode(self, text: str) -> list[int]:
         """Return the bytes of `text`."""

@@ -209,7 +209,7 @@ def test_the_data_set_learns_the_answers(packing: bool, tmp_path: Path) -> None:
     assert inputs.min() >= -1 and inputs.max() < spec.vocab_size
     said = tokenizer.decode(targets[targets != IGNORED])
     assert sorted(said.split("\n")) == sorted(["", *(f"{TALK[n]['content']}<|stop|>" for n in (1, 1, 3))])
-    assert f"[[{TALK[1]['content']}<|stop|>\\n]]" in shown(dataset)[0]
+    assert f"[[{TALK[1]['content']}<end>\\n]]" in shown(dataset)[0]
     predicted = np.roll(inputs[:, 0] if packing else inputs, -1, axis=1)
     assert (predicted[targets != IGNORED] == targets[targets != IGNORED]).all()
 

@@ -167,8 +167,7 @@ def shown(dataset: Dataset) -> list[str]:
 
 
 def text_of(tokens: npt.NDArray[np.int64], dataset: Dataset) -> str:
-    """Return tokens as text, with <end> for the one that is none of the tokenizer's."""
-    assert dataset.tokenizer is not None
-    decode, size = dataset.tokenizer.decode, dataset.tokenizer.vocab_size
-    runs = groupby(tokens.tolist(), key=lambda token: token < size)
-    return "".join(decode([*run]) if known else "<end>" * len([*run]) for known, run in runs)
+    """Return tokens as text, with <end> for the end of an answer."""
+    assert isinstance(dataset.spec, ChatSpec) and dataset.tokenizer is not None
+    runs = groupby(tokens.tolist(), key=dataset.spec.end.__eq__)
+    return "".join("<end>" if ends else dataset.tokenizer.decode([*run]) for ends, run in runs)

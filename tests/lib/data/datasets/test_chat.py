@@ -83,7 +83,7 @@ def test_answers_with_their_ends_count_and_nothing_else(tmp_path: Path) -> None:
     whole = "system: s0\nuser: u1\nassistant: a2$user: u3\nassistant: a4$"
     assert isinstance(dataset.train, ArrayPart)
     row = dataset.train.take()[0][0].tolist()
-    assert row == [*(256 if letter == "$" else ord(letter) for letter in whole), *[256] * (64 - len(whole))]
+    assert row == [*(255 if letter == "$" else ord(letter) for letter in whole), *[255] * (64 - len(whole))]
     assert "keys that are not read: completion, prompt, source" in dataset.source
     assert "2 + 1 conversations" in dataset.source and "by the plain template" in dataset.source
     line = shown(dataset)[0]
@@ -109,7 +109,7 @@ def test_gpt2_ends_answers_with_its_own_token(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("lib.data.datasets.chat.data.tokenizer_of", lambda *_, **__: tokenizer)
     dataset = chat_of(tmp_path, SHORT)
     assert isinstance(dataset.spec, ChatSpec) and dataset.spec.vocab_size == 257 and dataset.spec.end == 256
-    assert "<|endoftext|>]]" in shown(dataset)[0] and learned(dataset) == [" Ho$"]
+    assert " Ho<end>]]" in shown(dataset)[0] and learned(dataset) == [" Ho$"]
 
 
 LONG = {"prompt": "x" * 30, "completion": "y" * 9}  # 48 of 58 tokens are before the answer
@@ -173,7 +173,7 @@ def test_packed_rows_number_their_conversations(tmp_path: Path) -> None:
     assert learned(dataset, 0) == [" ccccccccc$", " ccc$"] and learned(dataset, 1) == [" cc$", " c$"]
     for tokens, documents, wanted in zip(inputs[:, 0], inputs[:, 1], targets, strict=True):
         assert documents[0] == 0 and (np.diff(documents[documents >= 0]) >= 0).all()
-        assert ((documents == -1) <= (tokens == 256)).all() and (wanted[documents == -1] == IGNORED).all()
+        assert ((documents == -1) <= (tokens == 255)).all() and (wanted[documents == -1] == IGNORED).all()
         last_of_each = np.flatnonzero(np.diff(documents, append=-2))
         assert (wanted[last_of_each] == IGNORED).all(), "no conversation predicts the next one"
 
