@@ -10,6 +10,7 @@ from lib.data.datasets.chat.conversations import ANSWERS, Conversation, Message
 from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
 from lib.data.types import Tokenizer
 from lib.errors import ConfigError
+from lib.nn.packages import import_extra
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -47,8 +48,8 @@ class PlainTemplate:
 
     def prompt(self, text: str) -> list[int]:
         """Return the tokens of a user's text that an answer is to follow."""
-        asked: Message = {"role": "user", "content": text}
-        return self.sample(Conversation("", [asked])).ids + self._encode(f"{ANSWERS}:")
+        question = Conversation("PROMPT", [{"role": "user", "content": text}])
+        return self.sample(question).ids + self._encode(f"{ANSWERS}:")
 
     def sample(self, conversation: Conversation) -> Sample:
         """Return a conversation in tokens."""
@@ -89,10 +90,9 @@ class ChatTemplate:
 
     def prompt(self, text: str) -> list[int]:
         """Return the tokens of a user's text that an answer is to follow. Raises as `sample`."""
-        asked = Conversation("PROMPT", [{"role": "user", "content": text}])
-        ids: list[int] = self._inner.encode(
-            self._rendered(asked, asked.messages, add_generation_prompt=True)[0], add_special_tokens=False
-        )
+        question = Conversation("PROMPT", [{"role": "user", "content": text}])
+        text, _ = self._rendered(question, question.messages, add_generation_prompt=True)
+        ids: list[int] = self._inner.encode(text, add_special_tokens=False)
         return ids
 
     def sample(self, conversation: Conversation) -> Sample:
@@ -136,12 +136,12 @@ class ChatTemplate:
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return messages as text, and what is marked in it."""
         from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
 
+        render = import_extra("transformers.utils.chat_template_utils").render_jinja_template
         options |= {"return_assistant_tokens_mask": self._has_marks}
         own = {"chat_template": self._template, **self._inner.special_tokens_map}
         try:
-            (text,), marks = render_jinja_template(conversations=[[*messages]], **own, **options)
+            (text,), marks = render(conversations=[[*messages]], **own, **options)
         except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
             why, todo = " ".join(str(error).split())[:200], "leave the line out, or change its messages"
             what = f"{conversation.place}: the chat template refuses these messages"
