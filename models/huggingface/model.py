@@ -1,16 +1,16 @@
-"""Classifiers of Hugging Face transformers from a local directory."""
+"""Models of Hugging Face transformers from a local directory: classifiers here, of language in causal.py."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lib.data.types import ImageSpec, TextClassSpec
+from lib.data.types import ImageSpec, TextClassSpec, TextSpec
 from lib.errors import ConfigError
 from lib.memory.simulation import replaced, simulated
 from lib.memory.twin import RealConstants
@@ -18,7 +18,8 @@ from lib.nn.dropout import Dropout
 from lib.nn.model_directory import open_directory
 from lib.nn.packages import import_extra
 
-TASK = "classify"
+TASK = "lm"  # of labels it is the one that TASK names
+TAKES_TARGETS = True  # a language model
 EXTRA = "transformers"  # the package that it needs
 
 _ATTENTION = "keyed_by_sample"
@@ -33,8 +34,8 @@ class Options:
     input: str
 
 
-def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
-    """Build a model from (N, C, H, W) images or (N, T) tokens to (N, classes) logits.
+def build(options: Options, spec: ImageSpec | TextClassSpec | TextSpec) -> nn.Module:
+    """Build a model from (N, C, H, W) images or (N, T) tokens to (N, classes) logits, or a language model.
 
     Weights in the directory are loaded, but not on the meta device and in simulations. Raises ConfigError
     without transformers, for an unusable directory, and for weights that do not fit.
@@ -44,6 +45,11 @@ def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
     transformers = import_extra(EXTRA)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    theirs = configuration(transformers, folder)
+    if not isinstance(spec, ImageSpec | TextClassSpec):
+        from models.huggingface.causal import build_causal
+
+        return build_causal(transformers, theirs, directory, files, spec)
     images = isinstance(spec, ImageSpec)
     task = "image classification" if images else "sequence classification"
     classes = (
@@ -51,7 +57,6 @@ def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
         if images
         else transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     )
-    theirs = _configuration(transformers, folder)
     if type(theirs) not in classes:
         raise ConfigError(
             f"{folder}: transformers has no class of {task} for {theirs.model_type}",
@@ -64,7 +69,7 @@ def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
         return _with_logits(transformers, _made(transformers, kind, theirs, folder, files), spec)
 
 
-def _configuration(transformers: Any, folder: str) -> Any:
+def configuration(transformers: Any, folder: str) -> Any:
     """Return the configuration in `folder`. Raises ConfigError where transformers does not understand it."""
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -84,33 +89,39 @@ def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str) -> Non
             if hasattr(inner, name):
                 setattr(inner, name, value)
         return
-    longest = getattr(theirs, "max_position_embeddings", None) or spec.block_size
-    if spec.block_size > longest:
+    check_length(theirs, spec.block_size, folder)
+    theirs.vocab_size, theirs.pad_token_id = spec.vocab_size, spec.pad
+
+
+def check_length(theirs: Any, block_size: int, folder: str) -> None:
+    """Raise ConfigError where texts are longer than the model has positions."""
+    longest = getattr(theirs, "max_position_embeddings", None) or block_size
+    if block_size > longest:
         raise ConfigError(
-            f"CONFIG_BLOCK_SIZE={spec.block_size} is too long for {folder}",
+            f"CONFIG_BLOCK_SIZE={block_size} is too long for {folder}",
             why=f"it has max_position_embeddings={longest}",
             todo=f"set CONFIG_BLOCK_SIZE={longest}",
         )
-    theirs.vocab_size, theirs.pad_token_id = spec.vocab_size, spec.pad
 
 
 def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequence[str]) -> nn.Module:
     """Return the model, with the weights in `folder` where there are any and contents are wanted."""
-    rate = max((getattr(theirs, name, 0) or 0 for name in _ATTENTION_DROPOUT), default=0)
-    transformers.AttentionInterface.register(_ATTENTION, _attention)
+    rate = attention_dropout(theirs)
+    transformers.AttentionInterface.register(_ATTENTION, attention)
     transformers.AttentionMaskInterface.register(_ATTENTION, transformers.masking_utils.eager_mask)
     contents = files and not simulated() and torch.empty(0).device.type != "meta"
     errors = []
-    for attention in (_ATTENTION,) * bool(rate) + ("sdpa", "eager"):
+    for name in (_ATTENTION,) * bool(rate) + ("sdpa", "eager"):
         try:
             if contents:
-                model = _loaded(kind, theirs, folder, attention)
+                model = loaded(kind, theirs, folder, name, counts=_of_base)
             else:
-                model = kind._from_config(theirs, attn_implementation=attention)
+                model = kind._from_config(theirs, dtype=torch.float32, attn_implementation=name)
         except (ValueError, ImportError) as error:  # most often: no such attention
             errors.append(error)
             continue
-        _key_attention(model, attention, rate)
+        if name == _ATTENTION:
+            key_attention(model, rate)
         note = f"weights of {', '.join(files)}" if files else "random weights: the directory has none"
         vars(model)["build_note"] = note
         return model
@@ -119,7 +130,25 @@ def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequenc
     )
 
 
-def _loaded(kind: Any, theirs: Any, folder: str, attention: str) -> nn.Module:
+def attention_dropout(theirs: Any) -> float:
+    """Return the share of attention weights that is zeroed in training."""
+    return max((getattr(theirs, name, 0) or 0 for name in _ATTENTION_DROPOUT), default=0)
+
+
+def loaded(
+    kind: Any,
+    theirs: Any,
+    folder: str,
+    attention: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    counts: Callable[[Any, str], bool] = lambda *_: True,
+) -> Any:
+    """Return a model of class `kind` with the weights in `folder`.
+
+    counts: of the model and a name: whether that weight must be there. Raises ConfigError for weights that
+    cannot be read, are missing, left over or of another shape.
+    """
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     options |= {
         "output_loading_info": True,
@@ -127,27 +156,28 @@ def _loaded(kind: Any, theirs: Any, folder: str, attention: str) -> nn.Module:
         "attn_implementation": attention,
     }
     try:
-        model, info = kind.from_pretrained(folder, config=theirs, dtype=torch.float32, **options)
+        with torch.device("cpu"):
+            model, info = kind.from_pretrained(folder, config=theirs, dtype=dtype, **options)
     except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
-    base = f"{kind.base_model_prefix}."
-
-    def of_base(key: str) -> bool:
-        inside = key.startswith(base) or any(key == name for name in model.base_model.state_dict())
-        return inside and "pooler." not in key
-
     faults = []
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         found = sorted(each if isinstance(each, str) else each[0] for each in info.get(what, ()))
-        wrong = [key for key in found if of_base(key)]
+        wrong = [key for key in found if counts(model, key)]
         if wrong:
             more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             faults.append(f"{len(wrong)} {what.partition('_')[0]} ({wrong[0]}{more})")
     if faults:
         todo = "give the weights of this config.json, and data of the model's own image size or vocabulary"
         raise ConfigError(f"the weights in {folder} do not fit", why=", ".join(faults), todo=todo)
-    return model  # type: ignore[no-any-return]
+    return model
+
+
+def _of_base(model: Any, key: str) -> bool:
+    """Return whether a weight is that of the model without its head."""
+    inside = key.startswith(f"{model.base_model_prefix}.") or key in model.base_model.state_dict()
+    return inside and "pooler." not in key
 
 
 def _with_logits(transformers: Any, model: nn.Module, spec: ImageSpec | TextClassSpec) -> nn.Module:
@@ -168,17 +198,15 @@ def _with_logits(transformers: Any, model: nn.Module, spec: ImageSpec | TextClas
     return model
 
 
-def _key_attention(model: nn.Module, attention: str, rate: float) -> None:
+def key_attention(model: nn.Module, rate: float) -> None:
     """Give the modules that compute attention a dropout by sample."""
-    if attention != _ATTENTION:
-        return
     named = [one for one in model.modules() if "Attention" in type(one).__name__]
     inner = [one for one in named if not any("Attention" in type(child).__name__ for child in one.children())]
     for site, module in enumerate(inner):
         module.add_module("keyed_dropout", Dropout(rate, site=site))
 
 
-def _attention(
+def attention(
     module: Any,
     query: Tensor,
     key: Tensor,

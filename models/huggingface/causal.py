@@ -1,0 +1,252 @@
+"""Causal language models of Hugging Face transformers, whose head computes the loss (linear_cross_entropy).
+
+Attention runs by a function of this file: it alone knows what a token may see, so that neither a cache nor
+what the library reads from positions changes that, and it is the same in a simulation, where tokens have no
+values. Shapes: B rows, T tokens, H heads, D channels of a head.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lib.data.types import TextSpec
+from lib.errors import ConfigError
+from lib.memory.simulation import simulated
+from lib.nn.linear_cross_entropy import linear_cross_entropy
+from lib.nn.packages import import_extra
+from models.huggingface.model import attention, attention_dropout, check_length, key_attention, loaded
+
+_ATTENTION = "causal_by_document"
+_LAYERS = {"full_attention", "sliding_attention"}
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_PROBE = 8  # tokens
+_compared: set[tuple[Any, ...]] = set()  # directories, as they were
+
+
+def build_causal(
+    transformers: Any, theirs: Any, folder: Path, files: Sequence[str], spec: TextSpec
+) -> nn.Module:
+    """Build a model from int64 (B, T) tokens to (B, T, V) logits; with targets (B, T), to their summed loss.
+
+    Packed rows (B, 2, T) are tokens and the number of the document that each is of, -1 for padding: no token
+    sees another document. V is the vocabulary of the directory, which may be larger than that of the data.
+    theirs: the configuration in `folder`; files: its files of weights.
+    """
+    kind, name = _class_of(transformers, theirs, folder), theirs.model_type
+    check_length(theirs, spec.block_size, str(folder))
+    if spec.vocab_size > theirs.vocab_size:
+        why = f"{spec.name} has {spec.vocab_size:,}"
+        todo = "choose the tokenizer of the model, or other data"
+        raise ConfigError(f"{folder} has {theirs.vocab_size:,} tokens", why=why, todo=todo)
+    rate = attention_dropout(theirs)
+    transformers.AttentionInterface.register(_ATTENTION, functools.partial(_attend, transformers))
+    if simulated() or not files:
+        model = kind._from_config(theirs, dtype=torch.float32, attn_implementation=_ATTENTION)
+    else:
+        _check_tokenizer(transformers, folder, theirs.vocab_size, spec)
+        model = loaded(kind, theirs, str(folder), _ATTENTION, dtype=_dtype_of(folder, files))
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise ConfigError(f"{folder}: the head of {name} is a {type(head).__name__}, not linear")
+    if theirs.tie_word_embeddings and head.weight is not model.get_input_embeddings().weight:
+        why = "config.json has tie_word_embeddings=true, and the weights have a head of their own"
+        raise ConfigError(f"{folder} contradicts itself", why=why, todo="write tie_word_embeddings=false")
+    stacked = next((each for each, weight in model.named_parameters() if weight.dim() > 2), "")
+    if stacked:
+        why = f"{stacked} holds several, whose products cannot be traced in fp32"
+        raise ConfigError(f"{folder}: {name} has experts", why=why, todo="choose a model without")
+    key_attention(model, rate)
+    own_forward = kind.forward
+    model.__class__ = type(kind.__name__, (_Causal, kind), {})
+    vars(model)["hidden_scale"] = getattr(theirs, "logit_scale", 1) / getattr(theirs, "logits_scaling", 1)
+    vars(model)["build_note"] = _note(files)
+    if not simulated():
+        if not head.weight.is_meta:
+            _compare(model, own_forward, folder, files)
+        model.to(torch.empty(0).device)
+    return cast(nn.Module, model.float().train())
+
+
+def _note(files: Sequence[str]) -> str:
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"weights of {files[0]}{more}" if files else "random weights: the directory has none"
+
+
+def _class_of(transformers: Any, theirs: Any, folder: Path) -> Any:
+    """Return the class of the model. Raises ConfigError for what is no such model or cannot be planned."""
+    name, classes = theirs.model_type, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(theirs) not in classes or theirs.get_text_config() is not theirs:
+        what = f"{folder}: transformers has no causal language model of text alone for {name}"
+        raise ConfigError(what, todo="choose another directory, or another CONFIG_HUGGINGFACE_INPUT")
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(f"{folder} has an adapter", todo="give the directory of its base model")
+    others = sorted({*(getattr(theirs, "layer_types", None) or ())} - _LAYERS)
+    others += ["chunked attention"] * bool(getattr(theirs, "attention_chunk_size", None))
+    if others:
+        why = f"only {' and '.join(sorted(_LAYERS))} keep documents apart"
+        raise ConfigError(f"{folder}: {name} has layers of {others[0]}", why=why, todo="choose another model")
+    kind = classes[type(theirs)]
+    if not kind._supports_sdpa:
+        why = "eager attention holds all T x T weights, and its memory is not predicted well"
+        raise ConfigError(f"{folder}: {name} has no sdpa attention", why=why, todo="choose another model")
+    caps = (key for key in theirs.to_dict() if "softcap" in key or "soft_cap" in key)
+    for cap in (key for key in caps if getattr(theirs, key, None)):
+        what = f"{folder}: {name} caps its logits ({cap}={getattr(theirs, cap)})"
+        raise ConfigError(what, why="the loss in chunks has no cap", todo="choose another model")
+    return kind
+
+
+def _check_tokenizer(transformers: Any, folder: Path, rows: int, spec: TextSpec) -> None:
+    """Raise ConfigError where the data are not of the tokens that the weights have learned."""
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        why = "its weights know tokens by number, and nothing says which they are"
+        raise ConfigError(f"{folder} has no {_TOKENIZERS[0]}", why=why, todo="copy it from the model's source")
+    try:
+        options = {"local_files_only": True, "trust_remote_code": False}
+        tokens = len(transformers.AutoTokenizer.from_pretrained(str(folder), **options))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the tokenizer in {folder} cannot be read", why=why) from error
+    if tokens > rows:
+        why = f"the model has {rows:,} rows of embeddings"
+        raise ConfigError(f"the tokenizer in {folder} has {tokens:,} tokens", why=why, todo="give its own")
+    if not tokens <= spec.vocab_size <= rows:
+        why = f"the tokenizer in the directory has {tokens:,}, and the data have {spec.vocab_size:,}"
+        todo = "use data in its tokens, or remove the weights to start from random ones"
+        raise ConfigError(f"{spec.name} is not in the tokens of {folder}", why=why, todo=todo)
+
+
+def _dtype_of(folder: Path, files: Sequence[str]) -> torch.dtype:
+    """Return the widest type of the weights: read in it they stay in the file until they are used."""
+    types, opened = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}, []
+    package = import_extra("safetensors")
+    try:
+        for name in files:
+            with package.safe_open(folder / name, "pt") as file:
+                opened += [file.get_slice(key).get_dtype() for key in file.keys()]  # noqa: SIM118
+    except (OSError, package.SafetensorError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the weights in {folder} cannot be read", why=f"{name}: {why}") from error
+    if other := {each for each in opened if each not in types}:
+        raise ConfigError(f"{folder} has weights of type {min(other)}", todo="give weights in bf16, fp16 or fp32")
+    return functools.reduce(torch.promote_types, [types[each] for each in opened])
+
+
+class _Causal(nn.Module):
+    """Mix-in for a causal model of transformers."""
+
+    hidden_scale: float  # of what the head is given; some families scale their logits
+
+    def forward(self, tokens: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """int64 (B, T) or (B, 2, T) -> (B, T, V) logits of the next token; with targets, their loss."""
+        own, packed = cast(Any, self), {}
+        documents_BT = None
+        if tokens.dim() == 3:
+            tokens, documents_BT = tokens.unbind(dim=1)
+            packed["position_ids"] = positions(documents_BT)
+        masks = self._masks(tokens, documents_BT)
+        found = own.base_model(input_ids=tokens, use_cache=False, masks=masks, **packed)
+        x_BTC, head = found.last_hidden_state, own.get_output_embeddings()
+        x_BTC = x_BTC if self.hidden_scale == 1 else x_BTC * self.hidden_scale
+        if targets_BT is None:
+            return cast(Tensor, head(x_BTC))
+        x_NC, targets_N = x_BTC.flatten(0, 1), targets_BT.flatten()
+        return linear_cross_entropy(x_NC, head.weight, targets_N, head.bias, classes=len(head.weight))
+
+    def _masks(self, tokens_BT: Tensor, documents_BT: Tensor | None) -> dict[int, Tensor | None]:
+        """Return what is added to the scores of attention, by the window of the layer; 0 is no window."""
+        own, length = cast(Any, self), tokens_BT.shape[1]
+        window = getattr(own.config, "sliding_window", None) or 0
+        explicit = documents_BT is not None or attention_dropout(own.config) > 0
+        weight = own.get_input_embeddings().weight
+        kind = weight.device.type
+        mixed = kind != "meta" and torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
+        dtype = torch.get_autocast_dtype(kind) if mixed else weight.dtype
+        return {
+            size: causal_mask(tokens_BT, documents_BT, window=size, dtype=dtype) if explicit or size else None
+            for size in {0, window if window < length else 0}
+        }
+
+
+def positions(documents_BT: Tensor) -> Tensor:
+    """Return the position of each token (B, T) in its document."""
+    index_BT = torch.arange(documents_BT.shape[1], device=documents_BT.device).expand_as(documents_BT)
+    begins_BT = nn.functional.pad(documents_BT[:, 1:] != documents_BT[:, :-1], (1, 0))
+    return index_BT - torch.cummax(index_BT.where(begins_BT, 0), dim=1).values
+
+
+def causal_mask(
+    tokens_BT: Tensor, documents_BT: Tensor | None, *, window: int, dtype: torch.dtype
+) -> Tensor:
+    """Return (B or 1, 1, T, T): 0 where the second token may be seen by the first, else -inf.
+
+    It is of the same document, and at most `window` - 1 tokens earlier (0: any number).
+    """
+    index_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+    back_TT = index_T[:, None] - index_T
+    hidden = (back_TT < 0)[None] if not window else ((back_TT < 0) | (back_TT >= window))[None]
+    if documents_BT is not None:
+        hidden = hidden | (documents_BT[:, :, None] != documents_BT[:, None, :])
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -torch.inf)[:, None]
+
+
+def _attend(
+    transformers: Any,
+    module: Any,
+    query_BHTD: Tensor,
+    key_BHTD: Tensor,
+    value_BHTD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    masks: dict[int, Tensor | None] | None = None,
+    sliding_window: int | None = None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention as transformers calls it, with the mask of the layer's window and dropout by sample."""
+    if masks is None or attention_mask is not None:
+        what = f"{type(module).__name__} of transformers is not told what its tokens may see"
+        raise ConfigError(what, todo="choose another model")
+    window = sliding_window if sliding_window and sliding_window < query_BHTD.shape[2] else 0
+    given = module, query_BHTD, key_BHTD, value_BHTD, masks[window]
+    if module.training and module.keyed_dropout.rate:
+        return attention(*given, scaling=scaling)
+    ours = options | {"dropout": 0.0}
+    forward = transformers.integrations.sdpa_attention.sdpa_attention_forward
+    return cast(tuple[Tensor, None], forward(*given, scaling=scaling, **ours))
+
+
+@torch.no_grad()
+def _compare(model: Any, own_forward: Any, folder: Path, files: Sequence[str]) -> None:
+    """Raise ConfigError unless `model` has the logits of transformers, sees no later token and no neighbour."""
+    stamps = [(path.name, path.stat().st_mtime_ns) for path in (folder / name for name in files)]
+    known = (folder, *stamps, (folder / "config.json").stat().st_mtime_ns)
+    if known in _compared:
+        return
+    name = model.config.model_type
+    tokens_1T = torch.arange(1, _PROBE + 1)[None] % model.config.vocab_size
+    documents_1T = torch.tensor([[0] * 5 + [1] * (_PROBE - 5)])
+    model.eval()
+    found = model(tokens_1T)
+    with_library = model.config
+    with_library._attn_implementation = "sdpa"
+    theirs = own_forward(model, input_ids=tokens_1T, use_cache=False).logits
+    with_library._attn_implementation = _ATTENTION
+    packed = model(torch.stack([tokens_1T, documents_1T], dim=1))
+    pairs = (
+        (found, theirs, "its head alone does not give its logits"),
+        (found[:, :4], model(tokens_1T[:, :4]), "a token sees later ones"),
+        (packed[:, 5:], model(tokens_1T[:, 5:]), "a token sees other documents of its row"),
+    )
+    for ours, expected, fault in pairs:
+        difference, scale = (ours - expected).abs().max(), expected.abs().max()
+        if not difference <= scale * torch.finfo(expected.dtype).eps * 8:
+            why = f"{fault}: a difference of {difference:.1e} in logits up to {scale:.1e}"
+            raise ConfigError(f"{folder}: {name} cannot be trained here", why=why, todo="choose another model")
+    _compared.add(known)
