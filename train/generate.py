@@ -35,7 +35,7 @@ def continued_text(job: Job, tokenizer: Tokenizer, prompt: Sequence[int], *, sam
     def forward(tokens_1T: Tensor) -> Tensor:
         with job.backend.autocast(job.plan.precision):
             logits_1TV: Tensor = (job.pipeline.forward if job.pipeline else job.model)(tokens_1T)
-        return logits_1TV
+        return logits_1TV[..., : tokenizer.vocab_size]  # some models have rows for more
 
     with evaluated_weights(job):
         added = continue_tokens(

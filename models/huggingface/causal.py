@@ -44,33 +44,42 @@ def build_causal(
         why = f"{spec.name} has {spec.vocab_size:,}"
         todo = "choose the tokenizer of the model, or other data"
         raise ConfigError(f"{folder} has {theirs.vocab_size:,} tokens", why=why, todo=todo)
-    rate = attention_dropout(theirs)
     transformers.AttentionInterface.register(_ATTENTION, functools.partial(_attend, transformers))
-    if simulated() or not files:
-        model = kind._from_config(theirs, dtype=torch.float32, attn_implementation=_ATTENTION)
-    else:
+    real = not simulated() and torch.empty(0).device.type != "meta"
+    model = None
+    if files and not simulated():
         _check_tokenizer(transformers, folder, theirs.vocab_size, spec)
-        model = loaded(kind, theirs, str(folder), _ATTENTION, dtype=_dtype_of(folder, files))
-    head = model.get_output_embeddings()
+        own = loaded(kind, theirs, str(folder), _ATTENTION, dtype=_dtype_of(folder, files))
+        model = _adapted(own, kind, folder, files)
+        with torch.device("cpu"):  # where weights are read, also for a model on the meta device
+            _compare(model, kind, folder, files)
+    if model is None or not real:
+        made = kind._from_config(theirs, dtype=torch.float32, attn_implementation=_ATTENTION)
+        model = _adapted(made, kind, folder, files)
+        if real:
+            _compare(model, kind, folder, files)
+    return cast(nn.Module, model.float().train())
+
+
+def _adapted(model: Any, kind: Any, folder: Path, files: Sequence[str]) -> Any:
+    """Return `model`, of class `kind`, with the forward pass of this file: the names of weights stay."""
+    theirs, head = model.config, model.get_output_embeddings()
     if type(head) is not nn.Linear:
-        raise ConfigError(f"{folder}: the head of {name} is a {type(head).__name__}, not linear")
+        raise ConfigError(f"{folder}: the head of {theirs.model_type} is a {type(head).__name__}, not linear")
     if theirs.tie_word_embeddings and head.weight is not model.get_input_embeddings().weight:
         why = "config.json has tie_word_embeddings=true, and the weights have a head of their own"
         raise ConfigError(f"{folder} contradicts itself", why=why, todo="write tie_word_embeddings=false")
     stacked = next((each for each, weight in model.named_parameters() if weight.dim() > 2), "")
     if stacked:
         why = f"{stacked} holds several, whose products cannot be traced in fp32"
-        raise ConfigError(f"{folder}: {name} has experts", why=why, todo="choose a model without")
-    key_attention(model, rate)
-    own_forward = kind.forward
-    model.__class__ = type(kind.__name__, (_Causal, kind), {})
-    vars(model)["hidden_scale"] = getattr(theirs, "logit_scale", 1) / getattr(theirs, "logits_scaling", 1)
-    vars(model)["build_note"] = _note(files)
-    if not simulated():
-        if not head.weight.is_meta:
-            _compare(model, own_forward, folder, files)
-        model.to(torch.empty(0).device)
-    return cast(nn.Module, model.float().train())
+        raise ConfigError(
+            f"{folder}: {theirs.model_type} has experts", why=why, todo="choose a model without"
+        )
+    key_attention(model, attention_dropout(theirs))
+    model.__class__ = type(kind.__name__, (Causal, kind), {})
+    model.hidden_scale = getattr(theirs, "logit_scale", 1) / getattr(theirs, "logits_scaling", 1)
+    model.build_note = _note(files)
+    return model
 
 
 def _note(files: Sequence[str]) -> str:
@@ -106,7 +115,9 @@ def _check_tokenizer(transformers: Any, folder: Path, rows: int, spec: TextSpec)
     """Raise ConfigError where the data are not of the tokens that the weights have learned."""
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         why = "its weights know tokens by number, and nothing says which they are"
-        raise ConfigError(f"{folder} has no {_TOKENIZERS[0]}", why=why, todo="copy it from the model's source")
+        raise ConfigError(
+            f"{folder} has no {_TOKENIZERS[0]}", why=why, todo="copy it from the model's source"
+        )
     try:
         options = {"local_files_only": True, "trust_remote_code": False}
         tokens = len(transformers.AutoTokenizer.from_pretrained(str(folder), **options))
@@ -124,7 +135,10 @@ def _check_tokenizer(transformers: Any, folder: Path, rows: int, spec: TextSpec)
 
 def _dtype_of(folder: Path, files: Sequence[str]) -> torch.dtype:
     """Return the widest type of the weights: read in it they stay in the file until they are used."""
-    types, opened = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}, []
+    types, opened = (
+        {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+        [],
+    )
     package = import_extra("safetensors")
     try:
         for name in files:
@@ -134,11 +148,13 @@ def _dtype_of(folder: Path, files: Sequence[str]) -> torch.dtype:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"the weights in {folder} cannot be read", why=f"{name}: {why}") from error
     if other := {each for each in opened if each not in types}:
-        raise ConfigError(f"{folder} has weights of type {min(other)}", todo="give weights in bf16, fp16 or fp32")
+        raise ConfigError(
+            f"{folder} has weights of type {min(other)}", todo="give weights in bf16, fp16 or fp32"
+        )
     return functools.reduce(torch.promote_types, [types[each] for each in opened])
 
 
-class _Causal(nn.Module):
+class Causal(nn.Module):
     """Mix-in for a causal model of transformers."""
 
     hidden_scale: float  # of what the head is given; some families scale their logits
@@ -181,9 +197,7 @@ def positions(documents_BT: Tensor) -> Tensor:
     return index_BT - torch.cummax(index_BT.where(begins_BT, 0), dim=1).values
 
 
-def causal_mask(
-    tokens_BT: Tensor, documents_BT: Tensor | None, *, window: int, dtype: torch.dtype
-) -> Tensor:
+def causal_mask(tokens_BT: Tensor, documents_BT: Tensor | None, *, window: int, dtype: torch.dtype) -> Tensor:
     """Return (B or 1, 1, T, T): 0 where the second token may be seen by the first, else -inf.
 
     It is of the same document, and at most `window` - 1 tokens earlier (0: any number).
@@ -193,7 +207,9 @@ def causal_mask(
     hidden = (back_TT < 0)[None] if not window else ((back_TT < 0) | (back_TT >= window))[None]
     if documents_BT is not None:
         hidden = hidden | (documents_BT[:, :, None] != documents_BT[:, None, :])
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -torch.inf)[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -torch.inf)[
+        :, None
+    ]
 
 
 def _attend(
@@ -223,7 +239,7 @@ def _attend(
 
 
 @torch.no_grad()
-def _compare(model: Any, own_forward: Any, folder: Path, files: Sequence[str]) -> None:
+def _compare(model: Any, kind: Any, folder: Path, files: Sequence[str]) -> None:
     """Raise ConfigError unless `model` has the logits of transformers, sees no later token and no neighbour."""
     stamps = [(path.name, path.stat().st_mtime_ns) for path in (folder / name for name in files)]
     known = (folder, *stamps, (folder / "config.json").stat().st_mtime_ns)
@@ -234,10 +250,9 @@ def _compare(model: Any, own_forward: Any, folder: Path, files: Sequence[str]) -
     documents_1T = torch.tensor([[0] * 5 + [1] * (_PROBE - 5)])
     model.eval()
     found = model(tokens_1T)
-    with_library = model.config
-    with_library._attn_implementation = "sdpa"
-    theirs = own_forward(model, input_ids=tokens_1T, use_cache=False).logits
-    with_library._attn_implementation = _ATTENTION
+    model.config._attn_implementation = "sdpa"
+    theirs = kind.forward(model, input_ids=tokens_1T, use_cache=False).logits
+    model.config._attn_implementation = _ATTENTION
     packed = model(torch.stack([tokens_1T, documents_1T], dim=1))
     pairs = (
         (found, theirs, "its head alone does not give its logits"),
@@ -248,5 +263,7 @@ def _compare(model: Any, own_forward: Any, folder: Path, files: Sequence[str]) -
         difference, scale = (ours - expected).abs().max(), expected.abs().max()
         if not difference <= scale * torch.finfo(expected.dtype).eps * 8:
             why = f"{fault}: a difference of {difference:.1e} in logits up to {scale:.1e}"
-            raise ConfigError(f"{folder}: {name} cannot be trained here", why=why, todo="choose another model")
+            raise ConfigError(
+                f"{folder}: {name} cannot be trained here", why=why, todo="choose another model"
+            )
     _compared.add(known)
