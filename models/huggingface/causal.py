@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,18 +18,17 @@ from lib.data.types import TextSpec
 from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.linear_cross_entropy import linear_cross_entropy
-from lib.nn.packages import import_extra
-from models.huggingface.model import attention, attention_dropout, check_length, key_attention, loaded
+from lib.nn.model_directory import HOST, stamps, tokenizer_size, widest_dtype
+from models.huggingface.library import attention, attention_dropout, check_length, key_attention, loaded, note
 
 _ATTENTION = "causal_by_document"
 _LAYERS = {"full_attention", "sliding_attention"}
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _PROBE = 8  # tokens
-_compared: set[tuple[Any, ...]] = set()  # directories, as they were
+_compared: set[tuple[tuple[str, int], ...]] = set()  # directories, as they were
 
 
 def build_causal(
-    transformers: Any, theirs: Any, folder: Path, files: Sequence[str], spec: TextSpec
+    transformers: Any, theirs: Any, folder: str, files: Sequence[str], spec: TextSpec
 ) -> nn.Module:
     """Build a model from int64 (B, T) tokens to (B, T, V) logits; with targets (B, T), to their summed loss.
 
@@ -38,8 +36,8 @@ def build_causal(
     sees another document. V is the vocabulary of the directory, which may be larger than that of the data.
     theirs: the configuration in `folder`; files: its files of weights.
     """
-    kind, name = _class_of(transformers, theirs, folder), theirs.model_type
-    check_length(theirs, spec.block_size, str(folder))
+    kind = _class_of(transformers, theirs, folder)
+    check_length(theirs, spec.block_size, folder)
     if spec.vocab_size > theirs.vocab_size:
         why = f"{spec.name} has {spec.vocab_size:,}"
         todo = "choose the tokenizer of the model, or other data"
@@ -48,12 +46,12 @@ def build_causal(
     real = not simulated() and torch.empty(0).device.type != "meta"
     model = None
     if files and not simulated():
-        _check_tokenizer(transformers, folder, theirs.vocab_size, spec)
-        own = loaded(kind, theirs, str(folder), _ATTENTION, dtype=_dtype_of(folder, files))
+        _check_tokens(folder, theirs.vocab_size, spec)
+        own = loaded(kind, theirs, folder, _ATTENTION, dtype=widest_dtype(folder, files))
         model = _adapted(own, kind, folder, files)
-        with torch.device("cpu"):  # where weights are read, also for a model on the meta device
+        with HOST:  # also for a model on the meta device
             _compare(model, kind, folder, files)
-    if model is None or not real:
+    if model is None or not real:  # a copy on the meta device would not tie weights
         made = kind._from_config(theirs, dtype=torch.float32, attn_implementation=_ATTENTION)
         model = _adapted(made, kind, folder, files)
         if real:
@@ -61,7 +59,7 @@ def build_causal(
     return cast(nn.Module, model.float().train())
 
 
-def _adapted(model: Any, kind: Any, folder: Path, files: Sequence[str]) -> Any:
+def _adapted(model: Any, kind: Any, folder: str, files: Sequence[str]) -> Any:
     """Return `model`, of class `kind`, with the forward pass of this file: the names of weights stay."""
     theirs, head = model.config, model.get_output_embeddings()
     if type(head) is not nn.Linear:
@@ -75,26 +73,20 @@ def _adapted(model: Any, kind: Any, folder: Path, files: Sequence[str]) -> Any:
         raise ConfigError(
             f"{folder}: {theirs.model_type} has experts", why=why, todo="choose a model without"
         )
-    key_attention(model, attention_dropout(theirs))
+    if rate := attention_dropout(theirs):
+        key_attention(model, rate)
     model.__class__ = type(kind.__name__, (Causal, kind), {})
     model.hidden_scale = getattr(theirs, "logit_scale", 1) / getattr(theirs, "logits_scaling", 1)
-    model.build_note = _note(files)
+    model.build_note = note(files)
     return model
 
 
-def _note(files: Sequence[str]) -> str:
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"weights of {files[0]}{more}" if files else "random weights: the directory has none"
-
-
-def _class_of(transformers: Any, theirs: Any, folder: Path) -> Any:
+def _class_of(transformers: Any, theirs: Any, folder: str) -> Any:
     """Return the class of the model. Raises ConfigError for what is no such model or cannot be planned."""
     name, classes = theirs.model_type, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(theirs) not in classes or theirs.get_text_config() is not theirs:
         what = f"{folder}: transformers has no causal language model of text alone for {name}"
         raise ConfigError(what, todo="choose another directory, or another CONFIG_HUGGINGFACE_INPUT")
-    if (folder / "adapter_config.json").is_file():
-        raise ConfigError(f"{folder} has an adapter", todo="give the directory of its base model")
     others = sorted({*(getattr(theirs, "layer_types", None) or ())} - _LAYERS)
     others += ["chunked attention"] * bool(getattr(theirs, "attention_chunk_size", None))
     if others:
@@ -111,19 +103,9 @@ def _class_of(transformers: Any, theirs: Any, folder: Path) -> Any:
     return kind
 
 
-def _check_tokenizer(transformers: Any, folder: Path, rows: int, spec: TextSpec) -> None:
-    """Raise ConfigError where the data are not of the tokens that the weights have learned."""
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
-        why = "its weights know tokens by number, and nothing says which they are"
-        raise ConfigError(
-            f"{folder} has no {_TOKENIZERS[0]}", why=why, todo="copy it from the model's source"
-        )
-    try:
-        options = {"local_files_only": True, "trust_remote_code": False}
-        tokens = len(transformers.AutoTokenizer.from_pretrained(str(folder), **options))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the tokenizer in {folder} cannot be read", why=why) from error
+def _check_tokens(folder: str, rows: int, spec: TextSpec) -> None:
+    """Raise ConfigError where the data are not in the tokens that the weights have learned."""
+    tokens = tokenizer_size(folder)
     if tokens > rows:
         why = f"the model has {rows:,} rows of embeddings"
         raise ConfigError(f"the tokenizer in {folder} has {tokens:,} tokens", why=why, todo="give its own")
@@ -131,27 +113,6 @@ def _check_tokenizer(transformers: Any, folder: Path, rows: int, spec: TextSpec)
         why = f"the tokenizer in the directory has {tokens:,}, and the data have {spec.vocab_size:,}"
         todo = "use data in its tokens, or remove the weights to start from random ones"
         raise ConfigError(f"{spec.name} is not in the tokens of {folder}", why=why, todo=todo)
-
-
-def _dtype_of(folder: Path, files: Sequence[str]) -> torch.dtype:
-    """Return the widest type of the weights: read in it they stay in the file until they are used."""
-    types, opened = (
-        {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
-        [],
-    )
-    package = import_extra("safetensors")
-    try:
-        for name in files:
-            with package.safe_open(folder / name, "pt") as file:
-                opened += [file.get_slice(key).get_dtype() for key in file.keys()]  # noqa: SIM118
-    except (OSError, package.SafetensorError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the weights in {folder} cannot be read", why=f"{name}: {why}") from error
-    if other := {each for each in opened if each not in types}:
-        raise ConfigError(
-            f"{folder} has weights of type {min(other)}", todo="give weights in bf16, fp16 or fp32"
-        )
-    return functools.reduce(torch.promote_types, [types[each] for each in opened])
 
 
 class Causal(nn.Module):
@@ -178,8 +139,9 @@ class Causal(nn.Module):
     def _masks(self, tokens_BT: Tensor, documents_BT: Tensor | None) -> dict[int, Tensor | None]:
         """Return what is added to the scores of attention, by the window of the layer; 0 is no window."""
         own, length = cast(Any, self), tokens_BT.shape[1]
-        window = getattr(own.config, "sliding_window", None) or 0
-        explicit = documents_BT is not None or attention_dropout(own.config) > 0
+        theirs = own.config
+        window = getattr(theirs, "sliding_window", None) or 0
+        explicit = documents_BT is not None or attention_dropout(theirs) > 0
         weight = own.get_input_embeddings().weight
         kind = weight.device.type
         mixed = kind != "meta" and torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
@@ -204,12 +166,11 @@ def causal_mask(tokens_BT: Tensor, documents_BT: Tensor | None, *, window: int, 
     """
     index_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
     back_TT = index_T[:, None] - index_T
-    hidden = (back_TT < 0)[None] if not window else ((back_TT < 0) | (back_TT >= window))[None]
+    hidden = ((back_TT < 0) | (back_TT >= (window or len(index_T))))[None]
     if documents_BT is not None:
         hidden = hidden | (documents_BT[:, :, None] != documents_BT[:, None, :])
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -torch.inf)[
-        :, None
-    ]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, -torch.inf)[:, None]
 
 
 def _attend(
@@ -223,26 +184,26 @@ def _attend(
     masks: dict[int, Tensor | None] | None = None,
     sliding_window: int | None = None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it, with the mask of the layer's window and dropout by sample."""
     if masks is None or attention_mask is not None:
-        what = f"{type(module).__name__} of transformers is not told what its tokens may see"
+        what = f"{type(module).__name__} of transformers is not passed what its tokens may see"
         raise ConfigError(what, todo="choose another model")
     window = sliding_window if sliding_window and sliding_window < query_BHTD.shape[2] else 0
     given = module, query_BHTD, key_BHTD, value_BHTD, masks[window]
-    if module.training and module.keyed_dropout.rate:
+    if dropout:
+        assert masks[window] is not None, "it is made where the configuration has dropout"
         return attention(*given, scaling=scaling)
-    ours = options | {"dropout": 0.0}
-    forward = transformers.integrations.sdpa_attention.sdpa_attention_forward
-    return cast(tuple[Tensor, None], forward(*given, scaling=scaling, **ours))
+    own = transformers.integrations.sdpa_attention.sdpa_attention_forward
+    return own(*given, scaling=scaling, **options)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
-def _compare(model: Any, kind: Any, folder: Path, files: Sequence[str]) -> None:
-    """Raise ConfigError unless `model` has the logits of transformers, sees no later token and no neighbour."""
-    stamps = [(path.name, path.stat().st_mtime_ns) for path in (folder / name for name in files)]
-    known = (folder, *stamps, (folder / "config.json").stat().st_mtime_ns)
+def _compare(model: Any, kind: Any, folder: str, files: Sequence[str]) -> None:
+    """Raise ConfigError unless `model` has transformers' logits, and no token sees later or foreign ones."""
+    known = stamps(folder, files)
     if known in _compared:
         return
     name = model.config.model_type

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
+from lib.nn.model_directory import copy_beside
 from lib.nn.packages import import_extra
 from models.huggingface.causal import Causal
-from models.huggingface.model import EXTRA
-
-# What makes a directory of weights usable, and what their licence asks for.
-BESIDE = (
-    "tokenizer*",
-    "vocab.*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-)
-BESIDE += ("LICENSE*", "NOTICE*")
+from models.huggingface.library import EXTRA
 
 
 def require_package() -> Any:
@@ -42,11 +30,8 @@ def save(model: Any, path: str) -> None:
         raise ConfigError(
             "FORMAT=huggingface is not possible", why=why, todo="FORMAT=safetensors writes weights"
         )
-    place, own = Path(path).parent, Path(model.config._name_or_path)  # type: ignore[attr-defined]
-    model.save_pretrained(place, max_shard_size=1 << 60)  # type: ignore[attr-defined]
-    for pattern in BESIDE:
-        for file in own.glob(pattern):
-            shutil.copy(file, place)
+    theirs: Any = model
+    theirs.save_pretrained(copy_beside(theirs.config._name_or_path, path), max_shard_size=1 << 60)
 
 
 def configuration(model: Any) -> dict[str, Any]:

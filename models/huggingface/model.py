@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,24 @@ from lib.data.types import ImageSpec, TextClassSpec, TextSpec
 from lib.errors import ConfigError
 from lib.memory.simulation import replaced, simulated
 from lib.memory.twin import RealConstants
-from lib.nn.dropout import Dropout
 from lib.nn.model_directory import open_directory
 from lib.nn.packages import import_extra
+from models.huggingface.causal import build_causal
+from models.huggingface.library import (
+    EXTRA,
+    attention,
+    attention_dropout,
+    check_length,
+    configuration,
+    key_attention,
+    loaded,
+    note,
+)
 
 TASK = "lm"  # of labels it is the one that TASK names
 TAKES_TARGETS = True  # a language model
-EXTRA = "transformers"  # the package that it needs
 
 _ATTENTION = "keyed_by_sample"
-_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +55,7 @@ def build(options: Options, spec: ImageSpec | TextClassSpec | TextSpec) -> nn.Mo
     transformers.logging.disable_progress_bar()
     theirs = configuration(transformers, folder)
     if not isinstance(spec, ImageSpec | TextClassSpec):
-        from models.huggingface.causal import build_causal
-
-        return build_causal(transformers, theirs, directory, files, spec)
+        return build_causal(transformers, theirs, folder, files, spec)
     images = isinstance(spec, ImageSpec)
     task = "image classification" if images else "sequence classification"
     classes = (
@@ -69,15 +75,6 @@ def build(options: Options, spec: ImageSpec | TextClassSpec | TextSpec) -> nn.Mo
         return _with_logits(transformers, _made(transformers, kind, theirs, folder, files), spec)
 
 
-def configuration(transformers: Any, folder: str) -> Any:
-    """Return the configuration in `folder`. Raises ConfigError where transformers does not understand it."""
-    try:
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        what = f"{folder}/config.json is not understood by transformers {transformers.__version__}"
-        raise ConfigError(what, why=" ".join(str(error).split())[:200]) from error
-
-
 def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str) -> None:
     """Set what follows from the data: classes, image size and channels, or vocabulary and padding."""
     theirs.num_labels = spec.classes
@@ -91,17 +88,6 @@ def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str) -> Non
         return
     check_length(theirs, spec.block_size, folder)
     theirs.vocab_size, theirs.pad_token_id = spec.vocab_size, spec.pad
-
-
-def check_length(theirs: Any, block_size: int, folder: str) -> None:
-    """Raise ConfigError where texts are longer than the model has positions."""
-    longest = getattr(theirs, "max_position_embeddings", None) or block_size
-    if block_size > longest:
-        raise ConfigError(
-            f"CONFIG_BLOCK_SIZE={block_size} is too long for {folder}",
-            why=f"it has max_position_embeddings={longest}",
-            todo=f"set CONFIG_BLOCK_SIZE={longest}",
-        )
 
 
 def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequence[str]) -> nn.Module:
@@ -122,56 +108,11 @@ def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequenc
             continue
         if name == _ATTENTION:
             key_attention(model, rate)
-        note = f"weights of {', '.join(files)}" if files else "random weights: the directory has none"
-        vars(model)["build_note"] = note
+        vars(model)["build_note"] = note(files)
         return model
     raise ConfigError(
         f"{folder}: {kind.__name__} cannot be built", why=" ".join(str(errors[-1]).split())[:300]
     )
-
-
-def attention_dropout(theirs: Any) -> float:
-    """Return the share of attention weights that is zeroed in training."""
-    return max((getattr(theirs, name, 0) or 0 for name in _ATTENTION_DROPOUT), default=0)
-
-
-def loaded(
-    kind: Any,
-    theirs: Any,
-    folder: str,
-    attention: str,
-    *,
-    dtype: torch.dtype = torch.float32,
-    counts: Callable[[Any, str], bool] = lambda *_: True,
-) -> Any:
-    """Return a model of class `kind` with the weights in `folder`.
-
-    counts: of the model and a name: whether that weight must be there. Raises ConfigError for weights that
-    cannot be read, are missing, left over or of another shape.
-    """
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-    options |= {
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,
-        "attn_implementation": attention,
-    }
-    try:
-        with torch.device("cpu"):
-            model, info = kind.from_pretrained(folder, config=theirs, dtype=dtype, **options)
-    except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
-    faults = []
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        found = sorted(each if isinstance(each, str) else each[0] for each in info.get(what, ()))
-        wrong = [key for key in found if counts(model, key)]
-        if wrong:
-            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            faults.append(f"{len(wrong)} {what.partition('_')[0]} ({wrong[0]}{more})")
-    if faults:
-        todo = "give the weights of this config.json, and data of the model's own image size or vocabulary"
-        raise ConfigError(f"the weights in {folder} do not fit", why=", ".join(faults), todo=todo)
-    return model
 
 
 def _of_base(model: Any, key: str) -> bool:
@@ -196,33 +137,3 @@ def _with_logits(transformers: Any, model: nn.Module, spec: ImageSpec | TextClas
 
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
     return model
-
-
-def key_attention(model: nn.Module, rate: float) -> None:
-    """Give the modules that compute attention a dropout by sample."""
-    named = [one for one in model.modules() if "Attention" in type(one).__name__]
-    inner = [one for one in named if not any("Attention" in type(child).__name__ for child in one.children())]
-    for site, module in enumerate(inner):
-        module.add_module("keyed_dropout", Dropout(rate, site=site))
-
-
-def attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    position_bias: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention (N, heads, T, D) whose dropout is a function of the sample, as transformers calls it."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = query @ key.transpose(-1, -2) * scale
-    for bias in (position_bias, attention_mask):
-        scores = scores if bias is None else scores + bias[..., : key.shape[-2]]
-    dtype = torch.promote_types(scores.dtype, torch.float32)
-    weights = module.keyed_dropout(torch.softmax(scores, dim=-1, dtype=dtype).to(query.dtype))
-    return (weights @ value).transpose(1, 2).contiguous(), weights
