@@ -42,7 +42,7 @@ def continuation(job: Job, prompt: Sequence[int], *, sampling: Sampling) -> list
     def forward(tokens_1T: Tensor) -> Tensor:
         with job.backend.autocast(job.plan.precision):
             logits_1TV: Tensor = (job.pipeline.forward if job.pipeline else job.model)(tokens_1T)
-        return logits_1TV
+        return logits_1TV[..., : tokenizer.vocab_size]  # some models have rows for more
 
     with evaluated_weights(job):
         return continue_tokens(
