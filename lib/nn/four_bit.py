@@ -57,7 +57,7 @@ def pack(model: nn.Module, device: torch.device) -> None:
 
     Raises ConfigError without bitsandbytes.
     """
-    for layer in [each for each in model.modules() if isinstance(each, FourBitLinear)]:
+    for layer in (each for each in model.modules() if isinstance(each, FourBitLinear)):
         weight = layer.weight.detach()
         del layer.weight
         for name, tensor in _packed(weight, device).items():

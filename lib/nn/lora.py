@@ -110,9 +110,9 @@ def _chosen(model: nn.Module, layers: Collection[str], targets: str, of_head: se
             todo="name linear layers in CONFIG_LORA_TARGETS, or set CONFIG_ADAPT_FULL=y",
         )
     if not chosen:
-        what = f"{type(model).__name__} has no linear layer for an adapter"
-        why = f"all there is is its head: {_some(sorted(of_head))}" if of_head else "it has none at all"
-        raise ConfigError(what, why=why, todo="set CONFIG_ADAPT_FULL=y and perhaps CONFIG_FREEZE")
+        beside = f" beside its head {_some(sorted(of_head & {*layers}))}" if of_head & {*layers} else ""
+        what = f"{type(model).__name__} has no linear layer for an adapter{beside}"
+        raise ConfigError(what, todo="set CONFIG_ADAPT_FULL=y, and perhaps CONFIG_FREEZE")
     return chosen
 
 
