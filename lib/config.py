@@ -87,13 +87,19 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightOptions:
-    """Weights that training starts from, and those that are not trained. Blanks separate patterns."""
+    """Weights that training starts from, and those that are trained. Blanks separate patterns."""
 
     initial_weights: str  # "" for random ones
     weights_dir: str
     initial_weights_allow: str
     reset_head: bool
-    freeze: str
+    adapt: Literal["full", "lora", "qlora"]
+    lora_rank: int | None  # None, as all of lora_*, where all weights are trained
+    lora_alpha: int | None
+    lora_dropout: float | None
+    lora_targets: str | None
+    lora_train: str | None
+    freeze: str | None  # None where adapters are trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

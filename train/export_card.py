@@ -23,6 +23,9 @@ LOADS = {
     "safetensors": """import safetensors.torch
 weights = safetensors.torch.load_file("model.safetensors")  # tensors by name
 """,
+    "adapter": """import safetensors.torch
+weights = safetensors.torch.load_file("adapter_model.safetensors")  # for PeftModel.from_pretrained(base, ".")
+""",
     "pt2": """import torch
 program = torch.export.load("model.pt2").module()
 
@@ -103,7 +106,7 @@ def card(facts: dict[str, Any]) -> str:
     """Return the README.md of an exported model, from its `facts_of`."""
     figures = ", ".join(f"{name} {value:.4f}" for name, value in facts["evaluation"].items())
     difference, data = facts["largest_difference"], facts["data"]
-    is_bare = facts["format"] == "safetensors"  # weights, whose program is not known
+    is_bare = facts["format"] in ("safetensors", "adapter")  # weights, whose program is not known
     rows = {
         "task": facts["task"],
         "evaluation": f"{figures or UNKNOWN} ({facts['evaluated_on']}), step {facts['step']}",

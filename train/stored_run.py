@@ -193,7 +193,13 @@ def restore(
     data = data or open_training_data(config, root=root, log=log)
     plan = decide(config, hardware, dataclasses.replace(data.facts, train_size=None))
     backend = open_backend(plan.device, world=1, devices=plan.layout.devices_per_process)
-    job = make_job(config, plan, data, hardware=hardware, backend=backend, record=Record())
+    weights = None
+    if config.weights.adapt != "full":  # a checkpoint has what is trained
+        from train.initial_weights import initial_weights
+
+        weights = initial_weights(config, root)
+    record = Record()
+    job = make_job(config, plan, data, hardware=hardware, backend=backend, record=record, weights=weights)
     return Restored(run, data, job, loop.load_state_dict(job, found[1], to_train=False).step)
 
 

@@ -34,6 +34,8 @@ TEXTS = {
     "INITIAL_WEIGHTS_ALLOW": ("conv1",),
     "WEIGHTS_DIR": ("weights",),
     "FREEZE": ("missing", "conv1 linear1"),
+    "LORA_TARGETS": ("linear1", "missing"),
+    "LORA_TRAIN": ("conv1", "missing"),
     "CHECKPOINT_URL": ("file://{}",),
     "SINK_PROJECT": ("another",),
     "LR_STEP_PCT_LIST": ("34", "10,90"),

@@ -31,6 +31,7 @@ from tests.support.examples import examples, merged
 from tests.support.labels import random_table, random_tags
 from tests.support.tokens import BLOCK, VOCAB, text_data
 from tests.support.training import (
+    ADAPTERS,
     Clock,
     MemoryRecord,
     Timed,
@@ -98,6 +99,9 @@ CASES = {
         norm_batch=4,
         effective=28,
         settings={**AVERAGED, "grad_clip": 0.05, "freeze": "stem stages.0 stages.2", "layer_decay": 0.5},
+    ),
+    "adapters": Case(
+        micro_batch=5, padded=True, settings={**AVERAGED, **SMOOTHED, **ADAPTERS, "grad_clip": 0.05}
     ),
     "padded": Case(micro_batch=5, padded=True, settings={"grad_clip": 0.05, **SMOOTHED}),
     "ragged": Case(micro_batch=5, settings={}),

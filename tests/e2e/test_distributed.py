@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 PORTABLE = [
     "ghost",
     "frozen ghost",
+    "adapters",
     "padded ghost",
     "ghost of large images",
     "padded",
