@@ -32,17 +32,18 @@ class Sampling:
 
 def continued_text(job: Job, tokenizer: Tokenizer, prompt: Sequence[int], *, sampling: Sampling) -> str:
     """Return `prompt` and its continuation by the evaluated weights of `job`, as text."""
-    return tokenizer.decode([*prompt, *continuation(job, prompt, sampling=sampling)])
+    added = continuation(job, prompt, sampling=sampling, vocab_size=tokenizer.vocab_size)
+    return tokenizer.decode([*prompt, *added])
 
 
-def continuation(job: Job, prompt: Sequence[int], *, sampling: Sampling) -> list[int]:
-    """Return the tokens that follow `prompt` by the evaluated weights of `job`."""
+def continuation(job: Job, prompt: Sequence[int], *, sampling: Sampling, vocab_size: int) -> list[int]:
+    """Return the tokens that follow `prompt` by the evaluated weights of `job`, each below `vocab_size`."""
     block_size = job.task.targets_per_sample
 
     def forward(tokens_1T: Tensor) -> Tensor:
         with job.backend.autocast(job.plan.precision):
             logits_1TV: Tensor = (job.pipeline.forward if job.pipeline else job.model)(tokens_1T)
-        return logits_1TV[..., : tokenizer.vocab_size]  # some models have rows for more
+        return logits_1TV[..., :vocab_size]  # some models have rows for more
 
     with evaluated_weights(job):
         return continue_tokens(

@@ -13,7 +13,7 @@ from lib.errors import ConfigError
 from lib.nn.packages import import_extra
 
 # Of a folder without any, transformers makes a tokenizer that knows no text.
-FILES = ("tokenizer.json", "tokenizer.model")
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 class HuggingFaceTokenizer:
@@ -28,7 +28,7 @@ class HuggingFaceTokenizer:
         transformers.utils.logging.disable_progress_bar()
         if not folder.is_dir():  # otherwise transformers takes it for a name on the Hub
             raise ConfigError(f"{folder} is not a directory", todo="name one that has a tokenizer.json")
-        why = f"it has neither {' nor '.join(FILES)}"
+        why = f"it has none of {', '.join(FILES)}"
         if any((folder / name).is_file() for name in FILES):
             options = {"local_files_only": True, "trust_remote_code": False}
             try:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lib.data.datasets.chat.conversations import Conversation
-from lib.data.datasets.chat.data import shown
+from lib.data.datasets.chat.data import show
 from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.datasets.chat.templates import ChatTemplate, PlainTemplate, Sample, template_of
 from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
@@ -160,7 +160,7 @@ def test_a_folder_without_a_usable_tokenizer_is_refused(tmp_path: Path) -> None:
     """The library makes one of a single token out of a folder with config.json alone."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     with pytest.raises(
-        ConfigError, match=r"has no tokenizer that can be read: it has neither tokenizer\.json nor"
+        ConfigError, match=r"has no tokenizer that can be read: it has none of tokenizer\.json, "
     ):
         HuggingFaceTokenizer(tmp_path)
     for content in ("{", "{}", "[]"):
@@ -209,7 +209,8 @@ def test_the_data_set_learns_the_answers(packing: bool, tmp_path: Path) -> None:
     assert inputs.min() >= -1 and inputs.max() < spec.vocab_size
     said = tokenizer.decode(targets[targets != IGNORED])
     assert sorted(said.split("\n")) == sorted(["", *(f"{TALK[n]['content']}<|stop|>" for n in (1, 1, 3))])
-    assert f"[[{TALK[1]['content']}<end>\\n]]" in shown(dataset)[0]
+    lines = show(dataset, dataset.train, np.arange(dataset.train.size))
+    assert f"[[{TALK[1]['content']}<end>\\n]]" in "".join(lines)
     predicted = np.roll(inputs[:, 0] if packing else inputs, -1, axis=1)
     assert (predicted[targets != IGNORED] == targets[targets != IGNORED]).all()
 

@@ -151,7 +151,9 @@ def test_a_report_shows_answers_up_to_their_end(monkeypatch: pytest.MonkeyPatch)
 
     dataset = dataclasses.replace(data.dataset, tokenizer=Names())  # type: ignore[arg-type]
     job = small_job(CONFIG, small_plan(4), data, record=MemoryRecord())
-    monkeypatch.setattr(chat_exhibits, "continuation", lambda _, prompt, sampling: [prompt[-1], sampling.end])
+    monkeypatch.setattr(
+        chat_exhibits, "continuation", lambda _, prompt, sampling, **__: [prompt[-1], sampling.end]
+    )
     (block,) = chat_exhibits.exhibits(job, dataset, iter([7]))
     text = str(block["text"])
     assert block["title"] == "Answers after step 7" and text.count("Prompt: ") == chat_exhibits.SHOWN

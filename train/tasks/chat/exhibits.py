@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lib.data.datasets.chat.data import text_of
@@ -39,8 +40,12 @@ def answer(job: Job, dataset: Dataset, prompt: str, *, sampling: Sampling) -> st
     """Return the answer to a text of the user, as text. Raises ConfigError if the template refuses it."""
     assert isinstance(dataset.spec, ChatSpec) and dataset.tokenizer is not None
     tokens = template_of(dataset.tokenizer).prompt(prompt)
-    given = continuation(job, tokens, sampling=replace(sampling, end=dataset.spec.end))
-    return text_of(np.array(given), dataset)
+    return text_of(_given(job, tokens, dataset.spec, sampling), dataset)
+
+
+def _given(job: Job, prompt: Sequence[int], spec: ChatSpec, sampling: Sampling) -> npt.NDArray[np.int64]:
+    until = replace(sampling, end=spec.end)
+    return np.array(continuation(job, prompt, sampling=until, vocab_size=spec.vocab_size))
 
 
 def answers(job: Job, dataset: Dataset) -> str:
@@ -53,8 +58,8 @@ def answers(job: Job, dataset: Dataset) -> str:
         places = np.flatnonzero((row_targets != IGNORED) & (documents == 0))
         last = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)[-1][:TOKENS]
         prompt, wanted = tokens[: last[0] + 1], row_targets[last]
-        sampling = Sampling(temperature=0.0, top_k=0, tokens=len(last), seed=0, end=dataset.spec.end)
-        given = np.array(continuation(job, prompt.tolist(), sampling=sampling))
+        sampling = Sampling(temperature=0.0, top_k=0, tokens=len(last), seed=0)
+        given = _given(job, prompt.tolist(), dataset.spec, sampling)
         columns = {"Prompt": prompt, "Wanted": wanted, "Given": given}
         texts.append("\n".join(f"{name}: {text_of(ids, dataset)}" for name, ids in columns.items()))
     return "\n\n".join(texts)

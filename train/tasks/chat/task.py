@@ -79,7 +79,9 @@ class Chat(LanguageModel):
         counts_BT = targets_BT != IGNORED
         # The place of padding is 0, and that of conversations in a row from 1.
         places_BT = inputs[:, 1] + 1 if inputs.dim() == 3 else torch.ones_like(targets_BT)
-        wrong_BT = counts_BT & (logits_BTV.argmax(dim=2) != targets_BT)
+        # Some models have rows for more tokens than there are: they are not drawn.
+        likeliest_BT = logits_BTV[..., : self.spec.vocab_size].argmax(dim=2)
+        wrong_BT = counts_BT & (likeliest_BT != targets_BT)
         counted_BD, wrong_BD = (
             counts_BT.new_zeros(len(counts_BT), counts_BT.shape[1] + 1, dtype=torch.int64).scatter_add(
                 1, places_BT, each_BT.long()

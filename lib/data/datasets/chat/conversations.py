@@ -34,8 +34,10 @@ def read_conversations(file: Path) -> tuple[list[Conversation], set[str]]:
     Messages after the last answer are left out: nothing is learned of them. Raises ConfigError, with file and
     line, for a line that cannot be used.
     """
-    found, first, unread = list[Conversation](), "", set[str]()
-    for place, line in read_objects(file):
+    first, unread = "", set[str]()
+
+    def parse(place: str, line: dict[str, Any]) -> Conversation:
+        nonlocal first
         kind = next((kind for kind in FORMATS if kind in line), "")
         if kind == "" or kind != (first := first or kind):
             why = f"it has the keys {', '.join(line)}{first and f', and the first line has {first}'}"
@@ -46,9 +48,10 @@ def read_conversations(file: Path) -> tuple[list[Conversation], set[str]]:
         if last < 1:
             fault = "begins with an answer" if last == 0 else f"has no message of the {ANSWERS}"
             raise ConfigError(f"{place} {fault}", todo="leave the line out, or add what is missing")
-        unread |= line.keys() - {*FORMATS[kind]}
-        found.append(Conversation(place, messages[: last + 1]))
-    return found, unread
+        unread.update(line.keys() - {*FORMATS[kind]})
+        return Conversation(place, messages[: last + 1])
+
+    return [parse(place, line) for place, line in read_objects(file)], unread
 
 
 def _messages(place: str, given: Any) -> list[Message]:

@@ -17,11 +17,9 @@ from lib.data.datasets.chat.templates import PlainTemplate, Sample, template_of
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.text_files import block_size_of, tokenizer_of
 from lib.data.jsonl import training_and_validation
-from lib.data.types import ArrayPart, Dataset
+from lib.data.types import ArrayPart, Dataset, Indices
 from lib.errors import ConfigError
 from lib.nn import IGNORED
-
-SHOWN = 3  # samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,19 +148,18 @@ def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
     return rows
 
 
-def shown(dataset: Dataset) -> list[str]:
-    """Return the first rows for training as text, with what counts in [[ ]]."""
-    inputs, targets = dataset.train.take(np.arange(min(SHOWN, dataset.train.size)))
+def show(dataset: Dataset, part: ArrayPart, places: Indices) -> list[str]:
+    """Return rows `places` of a part as text, with what counts in [[ ]]."""
     texts = []
-    for number, (row, wanted) in enumerate(zip(inputs, targets, strict=True), start=1):
+    for row, wanted in zip(*part.take(places), strict=True):
         tokens = row[0] if row.ndim == 2 else row
         counts = [False, *(wanted[:-1] != IGNORED)]  # a token is the target of the one before it
         last = int(np.flatnonzero(counts)[-1]) + 1
         text = ""
-        for count, places in groupby(range(last), key=counts.__getitem__):
-            piece = text_of(tokens[[*places]], dataset)
+        for count, run in groupby(range(last), key=counts.__getitem__):
+            piece = text_of(tokens[[*run]], dataset)
             text += f"[[{piece}]]" if count else piece
-        texts.append(f"sample {number}: {last} tokens, {sum(counts)} count: {text!r}")
+        texts.append(f"{last} tokens, {sum(counts)} count: {text!r}")
     return texts
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lib.data.datasets.chat.conversations import read_conversations
-from lib.data.datasets.chat.data import pack, shown
+from lib.data.datasets.chat.data import pack, show
 from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.types import ArrayPart, Dataset
 from lib.errors import ConfigError
@@ -86,8 +86,8 @@ def test_answers_with_their_ends_count_and_nothing_else(tmp_path: Path) -> None:
     assert row == [*(255 if letter == "$" else ord(letter) for letter in whole), *[255] * (64 - len(whole))]
     assert "keys that are not read: completion, prompt, source" in dataset.source
     assert "2 + 1 conversations" in dataset.source and "by the plain template" in dataset.source
-    line = shown(dataset)[0]
-    assert line == f"sample 1: {len(whole)} tokens, 8 count: " + repr(
+    (line,) = show(dataset, dataset.train, np.arange(1))
+    assert line == f"{len(whole)} tokens, 8 count: " + repr(
         "system: s0\nuser: u1\nassistant:[[ a2<end>]]user: u3\nassistant:[[ a4<end>]]"
     )
 
@@ -109,7 +109,7 @@ def test_gpt2_ends_answers_with_its_own_token(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("lib.data.datasets.chat.data.tokenizer_of", lambda *_, **__: tokenizer)
     dataset = chat_of(tmp_path, SHORT)
     assert isinstance(dataset.spec, ChatSpec) and dataset.spec.vocab_size == 257 and dataset.spec.end == 256
-    assert " Ho<end>]]" in shown(dataset)[0] and learned(dataset) == [" Ho$"]
+    assert " Ho<end>]]" in show(dataset, dataset.train, np.arange(1))[0] and learned(dataset) == [" Ho$"]
 
 
 LONG = {"prompt": "x" * 30, "completion": "y" * 9}  # 48 of 58 tokens are before the answer
