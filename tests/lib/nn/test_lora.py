@@ -137,7 +137,7 @@ def test_dropout_is_before_the_adapter_and_each_layer_has_its_own_masks() -> Non
         ({"head": ""}, {"first", "second", "head"}, set()),
         ({"trains_head": True}, {"first", "second"}, {"head.weight", "head.bias"}),
         ({"targets": "first"}, {"first"}, set()),
-        ({"targets": "f* head"}, {"first", "head"}, set()),
+        ({"targets": "f* second"}, {"first", "second"}, set()),
         ({"targets": "inner.first", "nested": True}, {"inner.first"}, set()),
         ({"targets": "first", "nested": True}, {"first", "inner.first"}, set()),
         ({"train": "norm head.bias"}, {"first", "second"}, {"norm.weight", "norm.bias", "head.bias"}),
@@ -169,6 +169,11 @@ def test_a_tied_weight_is_trained_by_any_of_its_names() -> None:
 REFUSED: dict[str, tuple[dict[str, nn.Module], dict[str, Any], str]] = {
     "unknown target": ({}, {"targets": "frist"}, r"^CONFIG_LORA_TARGETS: no weight matches frist: .*first"),
     "a target twice": ({}, {"targets": "first,second"}, "no weight matches first,second: .*; correct or"),
+    "head": (
+        {},
+        {"targets": "head"},
+        "^CONFIG_LORA_TARGETS names the head head: .*; name it in CONFIG_LORA_TRAIN",
+    ),
     "unknown weight": ({}, {"train": "embed"}, "^CONFIG_LORA_TRAIN: no weight matches embed: close to it"),
     "weight of an adapted layer": (
         {},
@@ -236,6 +241,8 @@ def test_half_precision_is_merged_in_float32_and_rounded_once() -> None:
     assert model.first.weight.dtype == torch.bfloat16 and torch.equal(model.first.weight, exact.bfloat16())
     twice = own + (layer.lora_scale * (exact - own.float())).bfloat16()
     assert not torch.equal(model.first.weight, twice)
+    merge(rounded := with_some(net()), torch.bfloat16)
+    assert torch.equal(rounded.first.weight, rounded.first.weight.bfloat16().float())
 
 
 # Runs
