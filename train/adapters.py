@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from lib.errors import ConfigError
 from lib.kconf import values_from_json
 from lib.nn import lora
 from lib.nn.model_code import load_model
-from lib.nn.weights import head_of, is_adapter, read_metadata
+from lib.nn.weights import head_of, is_adapter, read_metadata, read_weights
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir
 from lib.runs.weight_files import OPTION, WeightFiles, find_weights
@@ -106,6 +107,22 @@ def base_of(found: WeightFiles, config: Config) -> WeightFiles | None:
         named = _settings(found).get("base_model_name_or_path")
     folders = (config.weights.weights_dir, config.data_dir or "")
     return find_weights(str(named), root=plugins.ROOT, folders=folders) if named else None
+
+
+def base_dtype(config: Config, found: WeightFiles | None = None) -> torch.dtype:
+    """Return the widest stored type of the weights that a run, or adapters `found`, started from."""
+    named = config.model_options.get("dir") or config.weights.initial_weights
+    folders = (config.weights.weights_dir, config.data_dir or "")
+    try:
+        found = found or find_weights(str(named), root=plugins.ROOT, folders=folders)
+    except ConfigError:  # it started from random ones
+        return torch.float32
+    given = read_weights(found)
+    if any(map(is_adapter, own_names(given))):
+        below = base_of(found, config)
+        return torch.float32 if below is None else base_dtype(config, below)
+    types = [each.dtype for each in given.values() if each.is_floating_point()]
+    return functools.reduce(torch.promote_types, types)
 
 
 def check_fit(model: nn.Module, found: WeightFiles, config: Config) -> str:

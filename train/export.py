@@ -8,7 +8,6 @@ import importlib.util
 import io
 import json
 import logging
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from lib import plugins
 from lib.config import Config
 from lib.data.datasets.tabular.data import encoded
 from lib.data.datasets.tabular.table_files import Table
@@ -36,7 +34,7 @@ from lib.errors import ConfigError, ToolkitError, os_errors
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.model_code import ModelCode, load_layout
 from lib.rng import integers, key, noise_bytes, uniform
-from train.export_card import LOADS, card, facts_of
+from train.export_card import LOADS, card, copy_licence, facts_of
 from train.job import Job, evaluate, evaluated_weights
 from train.predict import check_writable, outputs_of
 from train.record import format_evaluation, log
@@ -100,8 +98,9 @@ def export(
     """
     _check_request(layout, directory)
     spec, answers = restored.data.dataset.spec, _answers(layout, merge, restored.job.config)
+    dtype = torch.float32
     if merge:
-        restored = _merged(restored, log)
+        restored, dtype = _merged(restored, log)
     job = restored.job
     with _staged(directory) as folder, evaluated_weights(job):
         model = copy.deepcopy(job.model).to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
@@ -117,8 +116,8 @@ def export(
                 configure_recomputation(model, "none")
                 _write_graph(Graph(model, spec, answers), given, folder / f"model.{layout}", impossible)
             else:
-                weights = _write_weights(model, job, layout, folder)
-        _copy_licence(job.config, folder, log)
+                weights = _write_weights(model.to(dtype), job, layout, folder)
+        copy_licence(job.config, folder, log)
         difference = _difference_outside(folder, layout, weights, outputs, spec, log)
         facts = facts_of(restored, layout=layout, difference=difference)
         (folder / "model.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
@@ -144,34 +143,25 @@ def _impossible(config: Config, layout: str, why: str) -> ConfigError:
     return ConfigError(what, why=reason, todo="FORMAT=safetensors writes its weights")
 
 
-def _merged(restored: Restored, log: Callable[[str], None]) -> Restored:
-    """Return `restored` with its adapters in the weights; log evaluations of both."""
+def _merged(restored: Restored, log: Callable[[str], None]) -> tuple[Restored, torch.dtype]:
+    """Return `restored` with its adapters in the weights, and the type to store; log evaluations of both."""
     from lib.nn.lora import merge
+    from train.adapters import base_dtype
 
+    dtype = base_dtype(restored.job.config)
     job, part = restored.job, evaluation_part(restored.job.config, restored.data.dataset)
     with job.eval_loader:
         before = format_evaluation(evaluate(job))
         with evaluated_weights(job):
             model = copy.deepcopy(job.model)
-        restored_layers = merge(model)
+        restored_layers = merge(model, dtype)
         own: dict[str, Any] = {"model": model, "wrapped": model, "forward": model, "ema": None}
         job = dataclasses.replace(job, **own, adapters=None)
-        log(f"With adapters: {before}; merged: {format_evaluation(evaluate(job))} ({part})")
+        after = format_evaluation(evaluate(job))
+    log(f"With adapters: {before}; merged, in {str(dtype)[6:]}: {after} ({part})")
     if restored_layers:
         log(f"{restored_layers} layers were in 4 bits: their merged weights are not those of the base")
-    return dataclasses.replace(restored, job=job)
-
-
-def _copy_licence(config: Config, folder: Path, log: Callable[[str], None]) -> None:
-    """Copy the licence and the notice beside the weights that training started from, and log which."""
-    named = config.model_options.get("dir") or config.weights.initial_weights
-    base = plugins.ROOT / Path(str(named)).expanduser() if named else folder
-    beside = sorted((base.parent if base.is_file() else base).glob("*"))
-    found = [each for each in beside if each.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))]
-    for file in found:
-        shutil.copy(file, folder / file.name)
-    if found:
-        log(f"Copied from {base}: {', '.join(file.name for file in found)}")
+    return dataclasses.replace(restored, job=job), dtype
 
 
 def _answers(layout: str, merge: bool, config: Config) -> Answers | None:

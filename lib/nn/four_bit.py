@@ -72,8 +72,8 @@ def _packed(weight: Tensor, device: torch.device) -> dict[str, Tensor]:
         sizes |= {"groups": math.ceil(blocks / _GROUP), "offset": 1, "codes": 16, "scale_codes": 256}
         kinds = {"weight": torch.uint8, "scales": torch.uint8}
         return {n: weight.new_empty(size, dtype=kinds.get(n, torch.float32)) for n, size in sizes.items()}
-    # Flat: of rows that are no multiple of a block its kernel for CPUs makes other numbers (0.50.2).
-    flat = weight.to(device).reshape(-1)
+    # In one row: of rows that are no multiple of a block its kernel for CPUs makes other numbers (0.50.2).
+    flat = weight.to(device).reshape(1, -1)
     options: dict[str, Any] = {"blocksize": _BLOCK, "compress_statistics": True, "quant_type": "nf4"}
     packed, state = import_extra(EXTRA).functional.quantize_4bit(flat, **options)
     return {
@@ -95,7 +95,7 @@ def _dense(layer: FourBitLinear, dtype: torch.dtype) -> Tensor:
         absmax=own["groups"], code=own["scale_codes"], blocksize=_GROUP, dtype=torch.float32
     )
     state = functional.QuantState(
-        absmax=layer.scales, shape=torch.Size([math.prod(shape)]), code=own["codes"], blocksize=_BLOCK,
+        absmax=layer.scales, shape=torch.Size([1, math.prod(shape)]), code=own["codes"], blocksize=_BLOCK,
         quant_type="nf4", dtype=made, offset=own["offset"], state2=of_scales,
     )  # fmt: skip
     dense: Tensor = functional.dequantize_4bit(layer.weight, state)

@@ -103,6 +103,9 @@ def _chosen(model: nn.Module, layers: Collection[str], targets: str, of_head: se
         chosen = {name for name in layers if name not in of_head} | others.keys()
     else:
         chosen = named_by(targets, {*layers, *others}, option="LORA_TARGETS", within=True)
+    if named := sorted(chosen & of_head):
+        why, todo = "a loss may read its weights without calling it", "name it in CONFIG_LORA_TRAIN"
+        raise ConfigError(f"CONFIG_LORA_TARGETS names the head {_some(named)}", why=why, todo=todo)
     if refused := sorted(chosen & others.keys()):
         raise ConfigError(
             f"{_some(refused)} cannot have an adapter",
@@ -173,21 +176,24 @@ def unused_error(unused: Collection[str]) -> ConfigError:
 
 
 @torch.no_grad()
-def merge(model: nn.Module) -> int:
+def merge(model: nn.Module, dtype: torch.dtype | None = None) -> int:
     """Add the adapters to the weights, in float32 or more, in place; return the layers that were in 4 bits.
 
-    The layers become what they were, with weights of the type that they had.
+    The layers become what they were, with weights of the type that they had. dtype: all weights are then
+    rounded to it.
     """
     restored = 0
     for layer in [each for each in model.modules() if isinstance(each, LoraLinear | FourBitLinear)]:
         restored += isinstance(layer, FourBitLinear)
-        weight, dtype = dense_weight(layer)
+        weight, own = dense_weight(layer)
         if isinstance(layer, LoraLinear):
             weight = weight + layer.lora_scale * (layer.lora_B.to(weight) @ layer.lora_A.to(weight))
             del layer.lora_A, layer.lora_B, layer.lora_dropout
         del layer.weight
-        layer.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+        layer.weight = nn.Parameter(weight.to(own), requires_grad=False)
         layer.__class__ = layer.plain  # type: ignore[union-attr]
+    for weight in model.parameters() if dtype is not None else ():
+        weight.copy_(weight.to(dtype))
     return restored
 
 

@@ -89,7 +89,7 @@ def test_a_layer_adds_the_scaled_product_and_starts_without_it() -> None:
     nn.init.normal_(layer.lora_B.detach())
     model.double()
     expected = before + 1.5 * x @ layer.lora_A.T @ layer.lora_B.T
-    assert layer(x) == pytest.approx(expected.detach().numpy(), abs=1e-14)
+    assert (layer(x) - expected).abs().max() < 1e-14
 
 
 def test_adapters_are_a_function_of_the_seed() -> None:
@@ -137,7 +137,7 @@ def test_dropout_is_before_the_adapter_and_each_layer_has_its_own_masks() -> Non
         ({"head": ""}, {"first", "second", "head"}, set()),
         ({"trains_head": True}, {"first", "second"}, {"head.weight", "head.bias"}),
         ({"targets": "first"}, {"first"}, set()),
-        ({"targets": "f* head"}, {"first", "head"}, set()),
+        ({"targets": "f* second"}, {"first", "second"}, set()),
         ({"targets": "inner.first", "nested": True}, {"inner.first"}, set()),
         ({"targets": "first", "nested": True}, {"first", "inner.first"}, set()),
         ({"train": "norm head.bias"}, {"first", "second"}, {"norm.weight", "norm.bias", "head.bias"}),
@@ -169,6 +169,11 @@ def test_a_tied_weight_is_trained_by_any_of_its_names() -> None:
 REFUSED: dict[str, tuple[dict[str, nn.Module], dict[str, Any], str]] = {
     "unknown target": ({}, {"targets": "frist"}, r"^CONFIG_LORA_TARGETS: no weight matches frist: .*first"),
     "a target twice": ({}, {"targets": "first,second"}, "no weight matches first,second: .*; correct or"),
+    "head": (
+        {},
+        {"targets": "head"},
+        "^CONFIG_LORA_TARGETS names the head head: .*; name it in CONFIG_LORA_TRAIN",
+    ),
     "unknown weight": ({}, {"train": "embed"}, "^CONFIG_LORA_TRAIN: no weight matches embed: close to it"),
     "weight of an adapted layer": (
         {},
@@ -179,7 +184,7 @@ REFUSED: dict[str, tuple[dict[str, nn.Module], dict[str, Any], str]] = {
     "Conv1D": (
         {"c_attn": Conv1D()},
         {},
-        "^c_attn cannot have an adapter: .* is a Conv1D of transformers; name",
+        "^c_attn cannot have an .* is a Conv1D of transformers; name",
     ),
     "Conv1D by name": ({"c_attn": Conv1D()}, {"targets": "c_attn"}, "^c_attn cannot have an adapter"),
     "experts": (
@@ -206,9 +211,7 @@ def test_what_cannot_be_adapted_is_refused_with_its_name(name: str) -> None:
 def test_a_network_without_linear_layers_beside_its_head_is_refused() -> None:
     """So is a part of it by name where experts are left out."""
     only = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
-    with pytest.raises(
-        ConfigError, match="no linear layer for an adapter beside its head 2; set CONFIG_ADAPT"
-    ):
+    with pytest.raises(ConfigError, match="no linear layer for an adapter beside its head 2; set"):
         adapt(only, rank=2, alpha=2, head="2")
     adapt(model := net(experts=Experts()), rank=2, alpha=2, targets="first")
     assert adapted(model).keys() == {"first"}
@@ -238,6 +241,8 @@ def test_half_precision_is_merged_in_float32_and_rounded_once() -> None:
     assert model.first.weight.dtype == torch.bfloat16 and torch.equal(model.first.weight, exact.bfloat16())
     twice = own + (layer.lora_scale * (exact - own.float())).bfloat16()
     assert not torch.equal(model.first.weight, twice)
+    merge(rounded := with_some(net()), torch.bfloat16)
+    assert torch.equal(rounded.first.weight, rounded.first.weight.bfloat16().float())
 
 
 # Runs
@@ -302,9 +307,7 @@ def test_a_checkpoint_without_the_base_resumes_bit_for_bit_and_on_that_base_alon
         loop.optimizer_step(each, at)
     assert largest_difference(job.model.state_dict(), other.model.state_dict()) == 0
     foreign = small_job(config.replace(seed=2), plan, data)
-    with pytest.raises(
-        CheckpointError, match="belong to other weights: weights of the frozen ones differ; give"
-    ):
+    with pytest.raises(CheckpointError, match=r"belong to other weights: weights of the .* differ; give"):
         loop.load_state_dict(foreign, state)
     full = small_job(small_lm_config(), plan, data)
     with pytest.raises(CheckpointError, match="belong to other weights: rank, alpha, shapes, weights of the"):
@@ -334,11 +337,9 @@ def test_what_adapters_belong_to_is_shapes_and_values_of_the_frozen_weights() ->
     one, same = facts(net()), facts(net())
     assert one == same == facts(net(), seed=3), "adapters are no part of it"
     other = net()
-    other.first.weight.detach()[0, 0] += 1e-7
-    assert facts(other)["shapes"] == one["shapes"] and facts(other := net())["weights"] == one["weights"]
-    changed = net()
-    changed.first.weight.detach()[0, 0] += 1e-6
-    assert facts(changed)["weights"] != one["weights"]
+    other.first.weight.detach()[0, 0] += 1e-6
+    changed = facts(other)
+    assert changed["shapes"] == one["shapes"] and changed["weights"] != one["weights"]
     assert facts(net(more=nn.Linear(4, 4)))["shapes"] != one["shapes"]
     half = net().bfloat16()
     assert facts(copy.deepcopy(half))["weights"] == facts(half.float())["weights"], "whatever type holds them"
@@ -359,7 +360,7 @@ def test_the_prediction_knows_what_adapters_and_4_bits_save() -> None:
     own = {"optimizer": "adamw", "data_placement": "stream", "lora_dropout": 0.0}
     full_config = small_lm_config(optimizer="adamw", data_placement="stream")
     full_config = full_config.replace(model_options={**full_config.model_options, "width": 128})
-    adapters = {name: value for name, value in (ADAPTERS | own).items()}
+    adapters = ADAPTERS | own
     data = text_data(full_config)
     full, lora, qlora = (
         storages(full_config.replace(**each), data) for each in ({}, adapters, adapters | {"adapt": "qlora"})
