@@ -123,7 +123,7 @@ profile: configured ready
 # A stored run has its own configuration.
 resume rerun eval sample predict export report: ready
 	$(TRAIN) $@ $(call flag,best,BEST) $(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED \
-		tokens=TOKENS input=INPUT top=TOP format=FORMAT directory=DIRECTORY out=OUT) $(call last,RUN)
+		tokens=TOKENS input=INPUT top=TOP format=FORMAT merge=MERGE directory=DIRECTORY out=OUT) $(call last,RUN)
 compare: ready
 	$(RUN_PY) -m scripts.compare --runs $(call quote,$(RUN_FOLDER)) $(call options,where=WHERE out=OUT) $(call last,RUNS)
 runs: ready

@@ -88,13 +88,19 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightOptions:
-    """Weights that training starts from, and those that are not trained. Blanks separate patterns."""
+    """Weights that training starts from, and those that are trained. Blanks separate patterns."""
 
     initial_weights: str  # "" for random ones
     weights_dir: str
     initial_weights_allow: str
     reset_head: bool
-    freeze: str
+    adapt: Literal["full", "lora", "qlora"]
+    lora_rank: int | None  # None, as all of lora_*, where all weights are trained
+    lora_alpha: int | None
+    lora_dropout: float | None
+    lora_targets: str | None
+    lora_train: str | None
+    freeze: str | None  # None where adapters are trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +156,8 @@ class Config:
     holdout: int
     image_size: int | None
     block_size: int | None  # None for images
-    tokenizer: Literal["byte", "char", "gpt2"] | None  # None for images and ready-made tokens
+    tokenizer: Literal["byte", "char", "gpt2", "huggingface"] | None  # None for images and ready-made tokens
+    tokenizer_dir: str | None  # None but for the last one
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
     augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import nn
 
 from lib import atomic
@@ -24,7 +25,10 @@ from lib.errors import ConfigError, run_main
 from lib.memory.any_module import Report, reports
 from lib.memory.simulation import simulation
 from lib.memory.twin import RealConstants
+from lib.nn.four_bit import pack
+from lib.nn.lora import adapt
 from lib.nn.packages import import_extra
+from lib.nn.weights import head_of
 from lib.plan.cost import LIST, price_of
 from lib.plan.fitting import GAPS, largest_fitting, split_under
 from lib.plan.gpus import find_gpu, machine_names, parse_gpu
@@ -36,31 +40,34 @@ from train.planning.memory_estimate import with_gaps
 
 STEPS = 1000  # whose money is shown
 SHOWN = 0.01  # share of the need from which a part is shown
-# Share of Adam's fp32 state in 8 bits with a scale per 256 values; bytes of a weight in NF4 with one per 64
-IN_8_BITS, BYTES_IN_4_BITS = (1 + 4 / 256) / 4, 0.5 + 4 / 64
+IN_8_BITS = (1 + 4 / 256) / 4  # share of Adam's fp32 state in 8 bits with a scale per 256 values
 HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
 WORDS, NUMBERS = ("model", "gpu", "precision", "checkpoint", "price", "out"), ("seq", "lora", "target")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """A model, and how it is trained. seq: tokens of a sample, if any. lora: the rank, 0 for all weights."""
+    """A model, and how it is trained.
+
+    seq: tokens of a sample, if any. lora: the rank, 0 for all weights. four_bit: of the frozen layers.
+    """
 
     model: str
     precision: str
     seq: int
     lora: int
     checkpoint: bool
+    four_bit: bool = False
 
     def build(self) -> nn.Module:
         """Make the model, within a simulation."""
         source, _, name = self.model.partition(":")
         model: Any = import_extra("timm").create_model(name) if source == "timm" else _of_transformers(name)()
         if self.lora:
-            linear = [at for at, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-            target: Any = [at for at in linear if "head" not in at] if source == "timm" else "all-linear"
-            peft = import_extra("peft")
-            model = peft.get_peft_model(model, peft.LoraConfig(r=self.lora, target_modules=target))
+            classifies = source == "timm" or type(model).__name__.endswith("Classification")
+            own: dict[str, Any] = {"head": head_of(model, None), "trains_head": classifies}
+            adapt(model, rank=self.lora, alpha=self.lora, four_bit=self.four_bit, **own)
+            pack(model, torch.device("cpu"))
         if self.checkpoint and source == "timm":
             model.set_grad_checkpointing()
         elif self.checkpoint:
@@ -183,7 +190,7 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[str]:
         ("8-bit optimizer state", request, lambda: {"optimizer": IN_8_BITS}),
         (lora, small, dict),
         (f"{lora} {checkpoint}", both, dict),
-        (f"{lora} {checkpoint}, 4-bit weights", both, lambda: in_4_bits(both)),
+        (f"{lora} {checkpoint}, 4-bit weights", dataclasses.replace(both, four_bit=True), dict),
     ]
     tries += [
         (f"{checkpoint}, FSDP over {n}", again, functools.partial(sharded, again, n)) for n in (2, 4, 8)
@@ -203,18 +210,6 @@ def sharded(request: Request, world: int) -> Mapping[str, float]:
     """Return the factors of memory on one of `world` GPUs with FSDP, what it gathers included."""
     with simulation("cuda"), RealConstants():
         return shares(weight_units(request.build()), Layout(strategy="fsdp", world=world, shard=world))
-
-
-def in_4_bits(request: Request) -> Mapping[str, float]:
-    """Return the factor of weights where those of frozen linear layers are in 4 bits."""
-    with simulation("cuda"), RealConstants():
-        model = request.build()
-    layers = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
-    frozen, every = (each for each in layers if not each.requires_grad), model.parameters()
-    share = sum(each.numel() for each in frozen) / sum(each.numel() for each in every)
-    return {
-        "parameters": 1 - share * (1 - BYTES_IN_4_BITS / (2 if request.precision.endswith("-true") else 4))
-    }
 
 
 @functools.cache

@@ -86,7 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     top = partial(whole_number, variable="TOP")
     predict.add_argument("--top", type=top, default=0, help="number of likeliest classes; default: each")
     export.add_argument("--directory", type=Path, help="target; created if it is missing")
-    export.add_argument("--format", default="huggingface", help="safetensors, pt2, onnx or huggingface")
+    export.add_argument(
+        "--format", default="huggingface", help="safetensors, pt2, onnx, huggingface or adapter"
+    )
+    export.add_argument("--merge", choices=("y", "n"), default="n", help="add adapters to the weights")
     report.add_argument("--out", type=Path, help="file to write; default: report.html in the run directory")
     plan = commands.add_parser("plan", help="print the decisions and their reasons")
     plan.add_argument("--gpu", default="", help="plan for named hardware: NAME[xN][:FREE], or all")
@@ -149,7 +152,8 @@ def _with_stored_run(options: argparse.Namespace) -> int:
     if options.command == "predict":
         return predict.command(options.run, **which, given=options.input, out=options.out, top=options.top)
     if options.command == "export":
-        return export.command(options.run, **which, directory=options.directory, layout=options.format)
+        which |= {"directory": options.directory, "layout": options.format, "merge": options.merge == "y"}
+        return export.command(options.run, **which)
     sampling = Sampling(
         temperature=options.temperature, top_k=options.top_k, tokens=options.tokens, seed=options.seed
     )

@@ -64,10 +64,7 @@ def make_job(
         backend.configure_products(plan.precision)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     model = built(config, data.dataset.spec)
-    if weights is not None:
-        from train.initial_weights import load_weights
-
-        load_weights(model, weights, config, log=record.log)
+    adapters = _load(model, weights, config, backend.device, record.log)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped, pipeline = _placed(model, plan, backend, data.facts, dtype, seed=config.seed)
     _log_rates(config, plan, model, record.log)
@@ -99,7 +96,24 @@ def make_job(
         warmup_fraction=warm_up_of(config, budget, effective_batch=plan.effective_batch),
         record=record,
         pipeline=pipeline,
+        adapters=adapters,
     )
+
+
+def _load(
+    model: nn.Module, weights: WeightFiles | None, config: Config, device: torch.device, log: Log
+) -> dict[str, Any] | None:
+    """Load the weights to start from; with adapters return what they belong to (`train.adapters.settle`)."""
+    if weights is not None:
+        from train.initial_weights import load_weights
+
+        load_weights(model, weights, config, log=log)
+    if config.weights.adapt == "full":
+        return None
+    from train import adapters
+
+    log(adapters.format_trained(model, config))
+    return adapters.settle(model, config, device, contents=not simulated())
 
 
 def _placed(
@@ -296,6 +310,10 @@ def _train_loader(
 
 def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
     """Check, before there is a run directory, what would fail in training only. Raises ConfigError."""
+    if config.weights.adapt == "qlora" and plan.strategy in (*SHARDS_WEIGHTS, "pipeline"):
+        why = "weights in 4 bits are not sharded"
+        todo = "set CONFIG_DIST_STRATEGY_DDP=y, CONFIG_NUM_DEVICES=1 or CONFIG_ADAPT_LORA=y"
+        raise ConfigError(f"CONFIG_ADAPT_QLORA=y cannot be trained with {plan.strategy}", why=why, todo=todo)
     warm_up_text(config, train_size=data.dataset.train.size, effective_batch=plan.effective_batch)
     epochs_ahead(config, plan, data.dataset.train, log=lambda _: None)
     if plan.channels_last and plan.device == "cpu":

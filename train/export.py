@@ -34,18 +34,20 @@ from lib.errors import ConfigError, ToolkitError, os_errors
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.model_code import ModelCode, load_layout
 from lib.rng import integers, key, noise_bytes, uniform
-from train.export_card import LOADS, card, facts_of
-from train.job import evaluated_weights
+from train.export_card import LOADS, card, copy_licence, facts_of
+from train.job import Job, evaluate, evaluated_weights
 from train.predict import check_writable, outputs_of
-from train.record import log
+from train.record import format_evaluation, log
 from train.stored_run import Restored, restore
 from train.tasks.base import Answers, answers_of
+from train.training_data import evaluation_part
 
 FORMATS = {  # and the packages that each needs
     "safetensors": ("safetensors",),
     "pt2": (),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "huggingface": (),  # but what the layout of the model needs
+    "adapter": ("safetensors",),
 }
 TOLERANCE = 1e-4  # of probabilities, or of numbers in standard deviations of the target
 SAMPLES = 8
@@ -61,17 +63,18 @@ numpy.savez("found.npz", *[predict(inputs[:rows]) for rows in ({SAMPLES}, 3, 1)]
 """
 _WEIGHTS = """
 import numpy
-numpy.savez("found.npz", **{name: weight.numpy() for name, weight in weights.items()})
+numpy.savez("found.npz", **{name: weight.float().numpy() for name, weight in weights.items()})
 """
 
 
-def command(name: str, *, root: Path, runs: Path, best: bool, directory: Path, layout: str) -> int:
+def command(
+    name: str, *, root: Path, runs: Path, best: bool, directory: Path, layout: str, merge: bool = False
+) -> int:
     """Export run `name` to `directory`; print how much its answers differ from the run's."""
     _check_request(layout, directory)
-    restored = restore(
-        name, root=root, runs=runs, best=best, needs_data=False, check=partial(_answers, layout)
-    )
-    difference = export(restored, directory=directory, layout=layout, log=log)
+    check = partial(_answers, layout, merge)
+    restored = restore(name, root=root, runs=runs, best=best, needs_data=merge, check=check)
+    difference = export(restored, directory=directory, layout=layout, merge=merge, log=log)
     compared = "" if difference is None else f", at most {difference:.1e} from the run's own outputs"
     log(f"{restored.run.path}, step {restored.step}: written to {directory}{compared}")
     return 0
@@ -82,21 +85,26 @@ def export(
     *,
     directory: Path,
     layout: str = "huggingface",
+    merge: bool = False,
     log: Callable[[str], None] = lambda _: None,
 ) -> float | None:
     """Write the model of a run to `directory` in the format `layout`, one of FORMATS.
 
     The files are loaded by another process, which knows nothing of this project, and compared with the run:
-    the largest difference of outputs is returned, None where only weights were compared. Nothing is left of
-    files that differ by more than TOLERANCE. Raises ConfigError for a format that is not possible,
-    ToolkitError where the files differ or cannot be loaded.
+    the largest difference of outputs is returned, None where only weights were compared. merge: adapters are
+    added to the weights first, and the result is evaluated. Nothing is left of files that differ by more than
+    TOLERANCE. Raises ConfigError for a format that is not possible, ToolkitError where the files differ or
+    cannot be loaded.
     """
     _check_request(layout, directory)
-    job, spec = restored.job, restored.data.dataset.spec
-    answers = _answers(layout, job.config)
+    spec, answers = restored.data.dataset.spec, _answers(layout, merge, restored.job.config)
+    dtype = torch.float32
+    if merge:
+        restored, dtype = _merged(restored, log)
+    job = restored.job
     with _staged(directory) as folder, evaluated_weights(job):
         model = copy.deepcopy(job.model).to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
-        outputs = None
+        outputs, weights = None, dict[str, Tensor]()
         if answers is not None:
             given, stored = _samples(spec)
             outputs = _own_outputs(restored, answers, stored)
@@ -108,8 +116,9 @@ def export(
                 configure_recomputation(model, "none")
                 _write_graph(Graph(model, spec, answers), given, folder / f"model.{layout}", impossible)
             else:
-                _write_weights(model, job.config, layout, folder)
-        difference = _difference_outside(folder, layout, model, outputs, spec, log)
+                weights = _write_weights(model.to(dtype), job, layout, folder)
+        copy_licence(job.config, folder, log)
+        difference = _difference_outside(folder, layout, weights, outputs, spec, log)
         facts = facts_of(restored, layout=layout, difference=difference)
         (folder / "model.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
         (folder / "README.md").write_text(card(facts), "utf-8")
@@ -134,8 +143,37 @@ def _impossible(config: Config, layout: str, why: str) -> ConfigError:
     return ConfigError(what, why=reason, todo="FORMAT=safetensors writes its weights")
 
 
-def _answers(layout: str, config: Config) -> Answers | None:
+def _merged(restored: Restored, log: Callable[[str], None]) -> tuple[Restored, torch.dtype]:
+    """Return `restored` with its adapters in the weights, and the type to store; log evaluations of both."""
+    from lib.nn.lora import merge
+    from train.adapters import base_dtype
+
+    dtype = base_dtype(restored.job.config)
+    job, part = restored.job, evaluation_part(restored.job.config, restored.data.dataset)
+    with job.eval_loader:
+        before = format_evaluation(evaluate(job))
+        with evaluated_weights(job):
+            model = copy.deepcopy(job.model)
+        restored_layers = merge(model, dtype)
+        own: dict[str, Any] = {"model": model, "wrapped": model, "forward": model, "ema": None}
+        job = dataclasses.replace(job, **own, adapters=None)
+        after = format_evaluation(evaluate(job))
+    log(f"With adapters: {before}; merged, in {str(dtype)[6:]}: {after} ({part})")
+    if restored_layers:
+        log(f"{restored_layers} layers were in 4 bits: their merged weights are not those of the base")
+    return dataclasses.replace(restored, job=job), dtype
+
+
+def _answers(layout: str, merge: bool, config: Config) -> Answers | None:
     """Return how the task answers, None where that is not needed and unknown. Raises ConfigError."""
+    has_adapters = config.weights.adapt != "full"
+    if not has_adapters and (merge or layout == "adapter"):
+        what = f"{'MERGE=y' if merge else 'FORMAT=adapter'} is for a run with adapters, and all was trained"
+        raise ConfigError(what, todo="leave it out")
+    if has_adapters and merge == (layout == "adapter"):
+        why = f"FORMAT={layout} has {'adapters alone' if merge else 'one weight for each layer'}"
+        todo = "leave out one of them" if merge else "add MERGE=y, or write FORMAT=adapter"
+        raise ConfigError(f"the run has adapters, and MERGE={'y' if merge else 'n'}", why=why, todo=todo)
     if layout == "huggingface":
         load_layout(config.model)
     try:
@@ -174,6 +212,8 @@ def _quiet() -> Iterator[None]:
 def _samples(spec: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Generate samples: as they are given to an exported graph, and as in an ArrayPart."""
     seed, shape = key("export"), (SAMPLES, *spec.input_shape)
+    if hasattr(spec, "block_size"):  # whether texts are packed or not
+        shape = SAMPLES, spec.block_size
     if isinstance(spec, ImageSpec):
         given: npt.NDArray[Any] = noise_bytes(seed, shape)
     elif hasattr(spec, "columns"):
@@ -278,23 +318,29 @@ def _write_graph(
         raise impossible(str(cause).partition("\n")[0]) from error
 
 
-def _write_weights(model: nn.Module, config: Config, layout: str, folder: Path) -> None:
+def _write_weights(model: nn.Module, job: Job, layout: str, folder: Path) -> dict[str, Tensor]:
+    """Write the weights of `model`; return those to compare with what is read."""
     file = folder / "model.safetensors"
     if layout == "huggingface":
-        own = load_layout(config.model)
+        own = load_layout(job.config.model)
         own.save(model, str(file))
         (folder / "config.json").write_text(json.dumps(own.configuration(model), indent=2) + "\n")
-        return
+        return {}
+    if layout == "adapter":
+        from train import adapters
+
+        return adapters.write(model, job.config, job.adapters or {}, folder)
     from safetensors.torch import save_file
 
-    weights = model.state_dict().items()  # copied, for no two may share memory
-    save_file({name: weight.clone() for name, weight in weights}, file, metadata={"format": "pt"})
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}  # no two share memory
+    save_file(weights, file, metadata={"format": "pt"})
+    return weights
 
 
 def _difference_outside(
     folder: Path,
     layout: str,
-    model: nn.Module,
+    weights: dict[str, Tensor],
     outputs: npt.NDArray[Any] | None,
     spec: Any,
     log: Callable[[str], None],
@@ -306,14 +352,15 @@ def _difference_outside(
     if layout == "huggingface" and importlib.util.find_spec("transformers") is None:
         log("Not compared with the run: the package transformers is not installed")
         return None
-    found = _loaded_outside(folder, LOADS[layout] + (_WEIGHTS if layout == "safetensors" else _OUTPUTS))
-    if layout == "safetensors":
-        own = {name: weight.numpy() for name, weight in model.state_dict().items()}
+    found = _loaded_outside(folder, LOADS[layout] + (_WEIGHTS if weights else _OUTPUTS))
+    if weights:
+        own = {name: weight.float().numpy() for name, weight in weights.items()}
         if own.keys() != found.keys() or not all(np.array_equal(own[name], found[name]) for name in own):
             raise ToolkitError("the weights that were written differ from those of the run")
         return None
     assert outputs is not None
-    pairs = [(each, outputs[: len(each)]) for each in found.values()]
+    # A model of language may have rows for more tokens than there are.
+    pairs = [(each[..., : outputs.shape[-1]], outputs[: len(each)]) for each in found.values()]
     difference = max(float(np.abs(_comparable(a, spec) - _comparable(b, spec)).max()) for a, b in pairs)
     if not difference <= TOLERANCE:
         raise ToolkitError(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lib import plugins
+from lib.config import Config
 from lib.data.types import ImageSpec, TextSpec
 from lib.runs import metrics
 from lib.runs.metrics import NOT_METRICS
@@ -23,6 +27,9 @@ LOADS = {
     "safetensors": """import safetensors.torch
 weights = safetensors.torch.load_file("model.safetensors")  # tensors by name
 """,
+    "adapter": """import safetensors.torch
+weights = safetensors.torch.load_file("adapter_model.safetensors")  # for PeftModel.from_pretrained(base, ".")
+""",
     "pt2": """import torch
 program = torch.export.load("model.pt2").module()
 
@@ -36,7 +43,7 @@ def predict(inputs):
     return session.run(["outputs"], {"inputs": inputs})[0]
 """,
     "huggingface": """import torch, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained(".").eval()
+model = transformers.AutoModelForCausalLM.from_pretrained(".", dtype=torch.float32).eval()
 
 def predict(inputs):
     return model(torch.from_numpy(inputs)).logits.detach().numpy()
@@ -103,7 +110,7 @@ def card(facts: dict[str, Any]) -> str:
     """Return the README.md of an exported model, from its `facts_of`."""
     figures = ", ".join(f"{name} {value:.4f}" for name, value in facts["evaluation"].items())
     difference, data = facts["largest_difference"], facts["data"]
-    is_bare = facts["format"] == "safetensors"  # weights, whose program is not known
+    is_bare = facts["format"] in ("safetensors", "adapter")  # weights, whose program is not known
     rows = {
         "task": facts["task"],
         "evaluation": f"{figures or UNKNOWN} ({facts['evaluated_on']}), step {facts['step']}",
@@ -135,3 +142,15 @@ Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisa
 ```python
 {LOADS[facts["format"]]}```
 """
+
+
+def copy_licence(config: Config, folder: Path, log: Callable[[str], None]) -> None:
+    """Copy the licence and the notice beside the weights that training started from, and log which."""
+    named = config.model_options.get("dir") or config.weights.initial_weights
+    base = plugins.ROOT / Path(str(named)).expanduser() if named else folder
+    beside = sorted((base.parent if base.is_file() else base).glob("*"))
+    found = [each for each in beside if each.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))]
+    for file in found:
+        shutil.copy(file, folder / file.name)
+    if found:
+        log(f"Copied from {base}: {', '.join(file.name for file in found)}")

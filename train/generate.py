@@ -20,28 +20,35 @@ class Sampling:
     top_k:       draw among this many of the likeliest tokens; 0 = all.
     tokens:      number of new tokens.
     seed:        of the draws, which are made on the CPU and so the same for every device.
+    end:         token to stop after, if any.
     """
 
     temperature: float
     top_k: int
     tokens: int
     seed: int
+    end: int | None = None
 
 
 def continued_text(job: Job, tokenizer: Tokenizer, prompt: Sequence[int], *, sampling: Sampling) -> str:
     """Return `prompt` and its continuation by the evaluated weights of `job`, as text."""
+    added = continuation(job, prompt, sampling=sampling, vocab_size=tokenizer.vocab_size)
+    return tokenizer.decode([*prompt, *added])
+
+
+def continuation(job: Job, prompt: Sequence[int], *, sampling: Sampling, vocab_size: int) -> list[int]:
+    """Return the tokens that follow `prompt` by the evaluated weights of `job`, each below `vocab_size`."""
     block_size = job.task.targets_per_sample
 
     def forward(tokens_1T: Tensor) -> Tensor:
         with job.backend.autocast(job.plan.precision):
             logits_1TV: Tensor = (job.pipeline.forward if job.pipeline else job.model)(tokens_1T)
-        return logits_1TV
+        return logits_1TV[..., :vocab_size]  # some models have rows for more
 
     with evaluated_weights(job):
-        added = continue_tokens(
+        return continue_tokens(
             forward, prompt, sampling=sampling, block_size=block_size, device=job.backend.device
         )
-    return tokenizer.decode([*prompt, *added])
 
 
 @torch.no_grad()
@@ -64,6 +71,8 @@ def continue_tokens(
         window_1T = torch.tensor([tokens[-block_size:]], dtype=torch.int64, device=device)
         logits_V = forward(window_1T)[0, -1].cpu().double()
         tokens.append(_draw(logits_V, sampling, generator))
+        if tokens[-1] == sampling.end:
+            break
     return tokens[len(prompt) :]
 
 

@@ -13,6 +13,7 @@ from lib.config import Config
 from lib.data.types import Spec
 from lib.errors import ConfigError
 from lib.kconf.reader import foremost
+from lib.nn import lora
 from lib.nn import weights as stored
 from lib.nn.model_code import ModelCode, build_model, load_layout, load_model
 from lib.runs.weight_files import OPTION, WeightFiles, find_weights
@@ -36,6 +37,10 @@ def check_weights(config: Config, spec: Spec, root: Path, *, log: Callable[[str]
         # Only the layout of another program needs a model with numbers.
         with torch.device("cpu" if _has_layout(config.model) else "meta"):
             model = build_model(config.model, config.model_options, spec, seed=config.seed)
+            if config.weights.adapt != "full":
+                from train.adapters import add
+
+                add(model, config, spec)
         log(f"Initial weights: {found}: {_load(model, found, config)}")
 
 
@@ -58,11 +63,23 @@ def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
     if bad:
         why = f"{bad[0]} has values that are not finite{f', and {len(bad) - 1} more' if bad[1:] else ''}"
         raise ConfigError(f"{fault} cannot be used", why=why, todo="name an earlier checkpoint")
-    if _has_layout(config.model) and not given.keys() & model.state_dict().keys():
+    base, only = "", None
+    if any("lora_" in name for name in given):
+        from train import adapters
+
+        given = adapters.own_names(given)
+        if config.weights.adapt == "full":
+            todo = "set CONFIG_ADAPT_LORA=y, or merge them first: make export MERGE=y"
+            raise ConfigError(f"{fault} has adapters, and CONFIG_ADAPT_FULL=y", todo=todo)
+        if (below := adapters.base_of(found, config)) is not None:
+            base = f"base {below}: {_load(model, below, config)}; adapters: "
+        base += adapters.check_fit(model, found, config)
+        only = lora.trained_names(model, given)
+    if _has_layout(config.model) and not given.keys() & model.state_dict().keys() and only is None:
         return _load_layout(model, given, fault, config)
     head = stored.head_of(model, getattr(load_model(config.model), "HEAD", None))
     new = head if config.weights.reset_head else ""
-    matched = stored.match(model, given, head=new, allow=config.weights.initial_weights_allow)
+    matched = stored.match(model, given, head=new, allow=config.weights.initial_weights_allow, only=only)
     if config.weights.reset_head and not matched.new:
         todo = f"set it to n, or name the head in models/{config.model}/model.py: HEAD = ..."
         raise ConfigError("CONFIG_RESET_HEAD=y: the model has no head of its own", todo=todo)
@@ -74,7 +91,7 @@ def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
         findings = foremost(lines, "differences") if lines[1:] else []
         raise ConfigError(f"{fault} does not fit the model", why=why, todo=todo, findings=findings)
     stored.load(model, matched.weights)
-    return str(matched)
+    return f"{base}{matched}"
 
 
 def _load_layout(model: nn.Module, given: Mapping[str, Tensor], fault: str, config: Config) -> str:

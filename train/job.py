@@ -17,7 +17,7 @@ from lib.config import Config
 from lib.data.loader import EvalLoader, TrainLoader
 from lib.devices.base import Backend
 from lib.distributed.fsdp import local, reshard
-from lib.errors import ConfigError, Diverged
+from lib.errors import CheckpointError, ConfigError, Diverged
 from lib.nn.dropout import Dropout
 from lib.nn.precision import full_precision
 from lib.optim.lr_schedule import warmup_fraction
@@ -146,6 +146,26 @@ class Job:
     pipeline: Pipeline | None = None  # this rank's stage of the model
     shard_directory: Path | None = None  # where every rank writes its shard; None: rank 0 writes all
     saves_beside: bool = False  # checkpoints are asynchronous because of their size
+    adapters: dict[str, Any] | None = None  # what adapters belong to (`train.adapters`); None without any
+
+    def saved_weights(self) -> dict[str, Any]:
+        """Return the weights that a checkpoint holds; with adapters without those that are frozen."""
+        state = self.model.state_dict()
+        if self.adapters is None:
+            return state
+        named = self.model.named_parameters(remove_duplicate=False)
+        frozen = {name for name, weight in named if not weight.requires_grad}
+        return {name: weight for name, weight in state.items() if name not in frozen}
+
+    def check_base(self, state: Mapping[str, Any]) -> None:
+        """Raise CheckpointError where the adapters in `state` were trained on other weights."""
+        known, own = state.get("adapters") or {}, self.adapters or {}
+        if differ := [name for name in {**known, **own} if known.get(name) != own.get(name)]:
+            raise CheckpointError(
+                "the adapters of the checkpoint belong to other weights",
+                why=f"{', '.join(differ)} of the frozen ones differ",
+                todo="give back what CONFIG_INITIAL_WEIGHTS, or the directory of the model, had",
+            )
 
 
 def checkpoint_format(job: Job, *, free_bytes: int) -> tuple[bool, str]:
@@ -186,8 +206,9 @@ def saves_beside(job: Job, *, free_bytes: int, is_sharded: bool) -> tuple[bool, 
 
 
 def state_bytes(job: Job) -> int:
-    """Return the bytes of weights, averages and optimizer state, over all shards."""
-    return _bytes_of(job.model.parameters()) + sum(
+    """Return the bytes of saved weights, averages and optimizer state, over all shards."""
+    weights = [each for each in job.model.parameters() if job.adapters is None or each.requires_grad]
+    return _bytes_of(weights) + sum(
         (_moments(group) + job.config.optim.ema) * _bytes_of(group["params"])
         for group in job.optimizer.param_groups
     )

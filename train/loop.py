@@ -205,9 +205,10 @@ def _nominal_count(job: Job) -> int:
 def _rescale(job: Job, count: Tensor) -> None:
     """Turn gradients of sum / nominal count into gradients of sum / global count."""
     # In the gradients' dtype: a quotient of integers would be a float32.
-    count = count.detach().to(next(job.model.parameters()).dtype, copy=True)
+    trained = [weight for weight in job.model.parameters() if weight.requires_grad]
+    count = count.detach().to(trained[0].dtype, copy=True)
     job.backend.all_reduce_sum(count)
-    gradients = [local(parameter.grad) for parameter in job.model.parameters() if parameter.grad is not None]
+    gradients = [local(weight.grad) for weight in trained if weight.grad is not None]
     if gradients:  # a stage of a pipeline may be frozen
         torch._foreach_mul_(gradients, _nominal_count(job) / count)
 
@@ -323,12 +324,13 @@ def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
 def _local_state(job: Job, progress: Progress) -> dict[str, Any]:
     saves_carry = job.config.checkpoints.checkpoint_carry
     state = {
-        "model": to_local(job.model.state_dict()),
+        "model": to_local(job.saved_weights()),
         "optimizer": optimizer_state(job.optimizer),
         "scaler": job.scaler.state_dict(),
         "ema": to_local(job.ema.state_dict()) if job.ema is not None else None,
         "carry": job.carry.gathered(job.backend) if job.carry and saves_carry else None,
         "progress": dataclasses.asdict(progress),
+        **({} if job.adapters is None else {"adapters": job.adapters}),
     }
     return state if job.pipeline is None else job.pipeline.own_state(state, job.model, job.optimizer)
 
@@ -340,11 +342,11 @@ def load_state_dict(job: Job, state: Mapping[str, Any], *, to_train: bool = True
         evaluation starts every sample afresh.
     """
     try:
-        own = job.model.state_dict()
+        job.check_base(state)
+        own = job.saved_weights()  # of other stages on the meta device
         if own.keys() != state["model"].keys():
             raise KeyError(f"the weights of another model: {sorted(own.keys() ^ state['model'].keys())}")
-        held = {name: weight for name, weight in own.items() if not weight.is_meta}  # not in other stages
-        shards = {name: shard_of(state["model"][name], weight) for name, weight in held.items()}
+        shards = {n: shard_of(state["model"][n], each) for n, each in own.items() if not each.is_meta}
         job.model.load_state_dict(shards, strict=False)
         if to_train:
             load_optimizer_state(job.optimizer, state["optimizer"])

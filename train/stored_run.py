@@ -10,6 +10,7 @@ from typing import Any
 
 from lib import kconf
 from lib.config import Config, config_from_values
+from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
 from lib.devices.probe import probe
@@ -71,6 +72,11 @@ def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampli
     """Print `prompt` and its continuation by the language model of run `name`."""
     restored = restore(name, root=root, runs=runs, best=best, needs_data=False)
     dataset = restored.data.dataset
+    if isinstance(dataset.spec, ChatSpec):
+        from train.tasks.chat.exhibits import answer
+
+        print(answer(restored.job, dataset, prompt, sampling=sampling))
+        return 0
     if not isinstance(dataset.spec, TextSpec):
         raise ConfigError(f"{restored.run.path} is not a language model", todo="name one with RUN=")
     if dataset.tokenizer is None:
@@ -187,7 +193,13 @@ def restore(
     data = data or open_training_data(config, root=root, log=log)
     plan = decide(config, hardware, dataclasses.replace(data.facts, train_size=None))
     backend = open_backend(plan.device, world=1, devices=plan.layout.devices_per_process)
-    job = make_job(config, plan, data, hardware=hardware, backend=backend, record=Record())
+    weights = None
+    if config.weights.adapt != "full":  # a checkpoint has what is trained
+        from train.initial_weights import initial_weights
+
+        weights = initial_weights(config, root)
+    record = Record()
+    job = make_job(config, plan, data, hardware=hardware, backend=backend, record=record, weights=weights)
     return Restored(run, data, job, loop.load_state_dict(job, found[1], to_train=False).step)
 
 

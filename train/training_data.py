@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from lib.config import Config
 from lib.data import DataLocation, Dataset, describe_dataset, open_dataset, restrict
 from lib.data.cache import checked_before
-from lib.data.types import Spec, TextClassSpec, TextSpec, TokenTagSpec
+from lib.data.types import Spec, TokensSpec
 from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
@@ -103,6 +103,10 @@ def open_to_train(
         from train.initial_weights import check_weights, initial_weights
 
         initial_weights(config, root)
+    if config.weights.adapt == "qlora":  # a plan does without
+        from lib.nn.packages import import_extra
+
+        import_extra("bitsandbytes")
     refuse(config, None)
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)
@@ -187,6 +191,7 @@ def place_of(
         image_size=config.image_size,
         block_size=config.block_size,
         tokenizer=config.tokenizer,
+        tokenizer_dir=config.tokenizer_dir,
     )
 
 
@@ -225,7 +230,7 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
         nonlocal stock
         model = build_model(config.model, config.model_options, spec, seed=config.seed)
         stock = has_stock_layers(model)
-        return checked(converted(model, config), config, spec)
+        return checked(converted(model, config, spec), config, spec)
 
     for rows in ROWS:
         try:
@@ -244,24 +249,29 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
 def evaluation_part(config: Config, dataset: Dataset) -> str:
     """Return a description of the data that evaluation uses."""
     spec = dataset.spec
-    whole = "validation part" if isinstance(spec, TextSpec | TextClassSpec | TokenTagSpec) else "test part"
+    whole = "validation part" if isinstance(spec, TokensSpec) else "test part"
     part = "held-out training samples" if config.holdout else whole
     return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
 
 def built(config: Config, spec: Spec) -> nn.Module:
     """Build the configured model for data of `spec`."""
-    return converted(build_model(config.model, config.model_options, spec, seed=config.seed), config)
+    model = build_model(config.model, config.model_options, spec, seed=config.seed)
+    return converted(model, config, spec)
 
 
-def converted(model: nn.Module, config: Config) -> nn.Module:
-    """Key the stock dropout of a new `model` by sample, and configure its activation checkpointing."""
+def converted(model: nn.Module, config: Config, spec: Spec) -> nn.Module:
+    """Key the stock dropout of a new `model` by sample, and configure recomputation and what is trained."""
     key_stock_dropouts(model)
     configure_recomputation(model, config.grad_checkpoint or "none")
     if config.weights.freeze:
         from lib.nn.weights import freeze
 
         freeze(model, config.weights.freeze)
+    if config.weights.adapt != "full":
+        from train import adapters
+
+        adapters.add(model, config, spec)
     return model
 
 
@@ -286,7 +296,11 @@ def checked(model: nn.Module, config: Config, spec: Spec) -> nn.Module:
 
     The forward pass raises ConfigError where the task cannot use that.
     """
-    task, file = load_task(config), f"{MODELS.place(config.model)}/model.py"
+    task, file, unused = load_task(config), f"{MODELS.place(config.model)}/model.py", set[str]()
+    if config.weights.adapt != "full":
+        from lib.nn.lora import unused_error, watch_use
+
+        unused = watch_use(model)
 
     def check(_: nn.Module, inputs: tuple[Tensor, ...], returned: Any) -> None:
         wrong = task.fault(returned, spec, rows=len(inputs[0]))
@@ -297,6 +311,8 @@ def checked(model: nn.Module, config: Config, spec: Spec) -> nn.Module:
                 f"{file}: what forward returns depends on no weight",
                 why="there is nothing to train",
             )
+        if unused:
+            raise unused_error(unused)
 
     model.register_forward_hook(check)
     return model

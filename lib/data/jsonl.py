@@ -7,9 +7,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lib.errors import ConfigError, os_errors, raise_faults
+from lib.data.subset import held_out_by_hash
+from lib.errors import ConfigError, DataError, os_errors, raise_faults
 
 T = TypeVar("T")
+
+
+def training_and_validation(
+    read: Callable[[str], list[T]],
+    file: str,
+    *,
+    other: str | None,
+    percent: int | None,
+    key: Callable[[T], str],
+) -> tuple[list[T], list[T]]:
+    """Return the samples of `file` for training, and those of file `other`, or else `percent` of the former.
+
+    read: all of a file. key: the content of a sample, whose hash decides. Raises DataError if a part is
+    empty, and what `read` does.
+    """
+    train, test = read(file), list[T]()
+    if other is not None:
+        test = read(other)
+    else:
+        assert percent is not None
+        held_out = held_out_by_hash(map(key, train), percent)
+        parts = [[each for each, own in zip(train, held_out, strict=True) if own == part] for part in (0, 1)]
+        train, test = parts
+    for part, samples in (("training", train), ("validation", test)):
+        if not samples:
+            raise DataError(f"{file}: no text is left for {part}", todo="add some")
+    return train, test
 
 
 def read_objects(file: Path, parse: Callable[[str, dict[str, Any]], T]) -> list[T]:

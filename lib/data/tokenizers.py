@@ -59,6 +59,7 @@ class ByteTokenizer:
     name = "byte"
     unit: Unit = "byte"
     vocab_size = 256
+    end = 0xFF  # a byte that no text has
 
     def encode(self, text: str) -> list[int]:
         """Return the bytes of `text`."""
@@ -240,6 +241,10 @@ def _unspelled(spelled: Mapping[str, int], lines: Iterable[str]) -> tuple[dict[b
 
 def tokenizer_from_json(content: Mapping[str, Any]) -> Tokenizer:
     """Make a tokenizer from its `to_json`. Raises KeyError or ValueError where that is malformed."""
+    if content["name"] == "huggingface":
+        from lib.data.huggingface_tokenizer import HuggingFaceTokenizer  # needs an extra
+
+        return HuggingFaceTokenizer(Path(content["folder"]))
     if content["name"] == "gpt2":
         return GPT2Tokenizer(*_unspelled(content["ids"], content["merges"]), end=content["end"])
     return CharTokenizer(content["characters"]) if content["name"] == "char" else ByteTokenizer()

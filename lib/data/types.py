@@ -75,7 +75,7 @@ class ImageSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokens:
+class TokensSpec:
     """Rows of tokens: int64 (N, block_size), each below vocab_size."""
 
     input_dtype: ClassVar[InputDtype] = "int64"
@@ -92,7 +92,7 @@ class _Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextSpec(_Tokens):
+class TextSpec(TokensSpec):
     """Text for language modelling. Targets are the next tokens, IGNORED where there is none.
 
     unit: of tokens and per-token figures. validation_tokens: targets of the evaluation part.
@@ -105,7 +105,7 @@ class TextSpec(_Tokens):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextClassSpec(_Tokens):
+class TextClassSpec(TokensSpec):
     """Texts with one label each, padded with `pad`, the last of the ids and used for nothing else."""
 
     classes: int
@@ -113,7 +113,7 @@ class TextClassSpec(_Tokens):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTagSpec(_Tokens):
+class TokenTagSpec(TokensSpec):
     """Texts with a tag for each word, padded like those of a TextClassSpec.
 
     Targets are (N, block_size): the place in `tags` at the last token of each word, IGNORED elsewhere.
@@ -212,8 +212,8 @@ Labelled: TypeAlias = ImageSpec | TextClassSpec | TableClassSpec
 class ArrayPart:
     """Samples as rows of two arrays.
 
-    inputs:  uint8 (N, C, H, W) for images, int64 (N, T) for tokens, uint8 (N, L) for puzzles and bytes,
-             float32 (N, F) for tables; possibly a memory map.
+    inputs:  uint8 (N, C, H, W) for images, int64 (N, T) or (N, 2, T) for tokens, uint8 (N, L) for puzzles and
+             bytes, float32 (N, F) for tables; possibly a memory map.
     targets: int64 labels (N,), float32 numbers (N, K), uint8 (N, L) for puzzles, int32 tokens or tags (N, K).
     rows:    positions of the part's samples in the arrays; None: all.
     """
@@ -224,7 +224,7 @@ class ArrayPart:
 
     def __post_init__(self) -> None:
         kind = self.inputs.ndim, self.inputs.dtype.name
-        assert kind in ((4, "uint8"), (2, "int64"), (2, "uint8"), (2, "float32"))
+        assert kind in ((4, "uint8"), (2, "int64"), (3, "int64"), (2, "uint8"), (2, "float32"))
         assert len(self.targets) == len(self.inputs)
         known = (1, "int64"), (2, "uint8"), (2, "int32"), (2, "float32")
         assert (self.targets.ndim, self.targets.dtype.name) in known

@@ -37,6 +37,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         listed = isinstance(module, nn.ModuleList | nn.Sequential)
         for child in module.children():
             composed = any(True for _ in child.children()) and any(True for _ in child.parameters())
+            composed = composed and not isinstance(child, nn.Linear)  # it may have dropout of an adapter
             if listed and composed and not isinstance(child, nn.ModuleList | nn.Sequential):
                 found.append(child)
             else:

@@ -212,10 +212,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         finally:
             self._adopted = None
 
-    def trace(self, device: torch.device | None = None) -> Trace:
-        """Return what was recorded so far on `device` (None: on all)."""
-        on = self._devices
-        events = tuple(event for event in self._ordered() if device is None or on[event.storage] == device)
+    def trace(self, device: torch.device | None = None, *, without: int = 0) -> Trace:
+        """Return what was recorded so far on `device` (None: on all).
+
+        without: storages that were released before this position are left out.
+        """
+        on, gone = self._devices, {event.storage for event in self._events[:without] if event.byte_count < 0}
+        events = tuple(
+            event
+            for event in self._ordered()
+            if (device is None or on[event.storage] == device) and event.storage not in gone
+        )
         sizes = {event.storage: self._sizes[event.storage] for event in events}
         return Trace(events, dict(self._categories), sizes, self._granularity)
 

@@ -16,3 +16,10 @@ def full_precision(x: Tensor) -> Tensor:
 def without_autocast(like: Tensor) -> contextlib.AbstractContextManager[object]:
     """Disable autocast on the device of `like`; the meta device has none."""
     return contextlib.nullcontext() if like.is_meta else torch.autocast(like.device.type, enabled=False)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the type of matrix products of `x` under autocast; None outside it."""
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)

@@ -64,10 +64,7 @@ def _of_checkpoint(source: WeightFiles, folder: Path, step: int) -> dict[str, Te
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
     """Read a file of the safetensors format: length of the header in 8 bytes, header in JSON, raw numbers."""
-    size_bytes = file.stat().st_size
-    with file.open("rb") as opened:
-        start = 8 + int.from_bytes(opened.read(8), "little")
-        header: dict[str, Any] = json.loads(opened.read(start - 8))
+    size_bytes, (start, header) = file.stat().st_size, _header(file)
     header.pop("__metadata__", None)
     data, tensors = torch.from_file(str(file), shared=False, size=size_bytes, dtype=torch.uint8), {}
     for name, entry in header.items():
@@ -81,6 +78,20 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
             part = part.clone()
         tensors[name] = part.view(dtype).view(shape)
     return tensors
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Return where the numbers of a safetensors file start, and its header."""
+    with file.open("rb") as opened:
+        start = 8 + int.from_bytes(opened.read(8), "little")
+        header: dict[str, Any] = json.loads(opened.read(start - 8))
+    return start, header
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """Return what a safetensors file, which can be read, tells beside its tensors; {} for other files."""
+    found: dict[str, str] = _header(file)[1].get("__metadata__", {}) if kind_of(file) == "safetensors" else {}
+    return found
 
 
 def _read_torch(file: Path) -> dict[str, Tensor]:
@@ -105,14 +116,16 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
     return {name: each.detach() for name, each in tensors.items()}
 
 
-def named_by(patterns: str, names: Collection[str], *, option: str) -> set[str]:
+def named_by(patterns: str, names: Collection[str], *, option: str, within: bool = False) -> set[str]:
     """Return those of `names` that a pattern matches, itself or what is below it. Blanks separate patterns.
 
-    Raises ConfigError, with close names, for a pattern of CONFIG_`option` that matches nothing.
+    within: a pattern may begin within a path, after a dot. Raises ConfigError, with close names, for a
+    pattern of CONFIG_`option` that matches nothing.
     """
     found: set[str] = set()
     for pattern in patterns.split():
-        own = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        forms = [each + below for each in (pattern, f"*.{pattern}")[: 1 + within] for below in ("", ".*")]
+        own = {name for name in names if any(fnmatchcase(name, form) for form in forms)}
         if not own:
             parts = [name.split(".") for name in names]
             known = sorted({".".join(each[: n + 1]) for each in parts for n in range(len(each))})
@@ -121,6 +134,11 @@ def named_by(patterns: str, names: Collection[str], *, option: str) -> set[str]:
             raise ConfigError(what, why=f"close to it: {close}", todo="correct or remove it")
         found |= own
     return found
+
+
+def is_adapter(name: str) -> bool:
+    """Return True for the name of a weight of an adapter (`lib.nn.lora`)."""
+    return name.rpartition(".")[2] in ("lora_A", "lora_B")
 
 
 def head_of(model: nn.Module, declared: str | None) -> str:
@@ -151,13 +169,22 @@ class Match:
         )
 
 
-def match(model: nn.Module, given: Mapping[str, Tensor], *, head: str, allow: str) -> Match:
+def match(
+    model: nn.Module,
+    given: Mapping[str, Tensor],
+    *,
+    head: str,
+    allow: str,
+    only: Collection[str] | None = None,
+) -> Match:
     """Compare `given` weights with those of `model`, which may be on the meta device.
 
     head: module whose weights stay as they are; "" for none. allow: patterns of names that may differ. Of
-    tied weights one name is enough. Raises ConfigError for a pattern that matches nothing.
+    tied weights one name is enough. only: weights of `model` to compare; None for all but those of adapters.
+    Raises ConfigError for a pattern that matches nothing.
     """
-    own, stored, first = model.state_dict(keep_vars=True), dict[str, Tensor](), dict[int, str]()
+    held, stored, first = model.state_dict(keep_vars=True), dict[str, Tensor](), dict[int, str]()
+    own = {n: each for n, each in held.items() if (not is_adapter(n) if only is None else n in only)}
     names = {name: first.setdefault(id(weight), name) for name, weight in own.items()}
     for name, tensor in given.items():
         stored.setdefault(names.get(name, name), tensor)
@@ -195,8 +222,17 @@ def freeze(model: nn.Module, patterns: str) -> None:
     """
     weights = dict(model.named_parameters(remove_duplicate=False))
     norms = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
-    named = named_by(patterns, {**weights, **norms}, option="FREEZE")
-    for name in named & weights.keys():
+    freeze_named(model, named_by(patterns, {**weights, **norms}, option="FREEZE"))
+    if not any(weight.requires_grad for weight in weights.values()):
+        why = f"{patterns} matches all {len(weights)} weights"
+        raise ConfigError("CONFIG_FREEZE leaves nothing to train", why=why, todo="do not freeze the head")
+
+
+def freeze_named(model: nn.Module, named: Collection[str]) -> None:
+    """Freeze the weights that `named` has, and batch normalisation with all its weights or by its name."""
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    norms = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
+    for name in weights.keys() & named:
         weights[name].requires_grad_(False)
     for name, norm in norms.items():
         own = [weight.requires_grad for weight in norm.parameters()]
@@ -204,9 +240,6 @@ def freeze(model: nn.Module, patterns: str) -> None:
             kind: Any = type(norm)
             norm.__class__ = _frozen(kind)
             norm.eval()
-    if not any(weight.requires_grad for weight in weights.values()):
-        why = f"{patterns} matches all {len(weights)} weights"
-        raise ConfigError("CONFIG_FREEZE leaves nothing to train", why=why, todo="do not freeze the head")
 
 
 @functools.cache

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.types import TextClassSpec, TextSpec, TokenTagSpec
+from lib.data.datasets.chat.spec import ChatSpec
+from lib.data.types import TextClassSpec, TextSpec, TokensSpec, TokenTagSpec
 from lib.distributed.staged_model import Stages
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
-from lib.nn.attention import causal_attention, merge_heads, split_heads
+from lib.nn.attention import causal_attention, merge_heads, same_document, split_heads
 from lib.nn.dropout import Dropout
 from lib.nn.linear_cross_entropy import linear_cross_entropy
 
@@ -38,11 +40,12 @@ class Options:
     pad_vocab: int
 
 
-def build(options: Options, spec: TextSpec | TextClassSpec | TokenTagSpec) -> nn.Module:
+def build(options: Options, spec: TextSpec | ChatSpec | TextClassSpec | TokenTagSpec) -> nn.Module:
     """Build a network from int64 (B, T) tokens to (B, T, V) logits of the next tokens, T <= block_size.
 
-    For texts with labels: to (B, classes) logits, from the mean over the tokens before the padding. For tags:
-    to (B, T, tags) logits. Raises ConfigError if the width is not a multiple of the number of heads.
+    Packed conversations are int64 (B, 2, T): tokens, and the document that each belongs to. For texts with
+    labels: to (B, classes) logits, from the mean over the tokens before the padding. For tags: to (B, T,
+    tags) logits. Raises ConfigError if the width is not a multiple of the number of heads.
     """
     if options.width % options.heads:
         raise ConfigError(
@@ -54,7 +57,7 @@ def build(options: Options, spec: TextSpec | TextClassSpec | TokenTagSpec) -> nn
         return TextClassifier(options, spec)
     if isinstance(spec, TokenTagSpec):
         return Tagger(options, spec)
-    return GPT2(options, spec)
+    return GPT2(options, spec) if isinstance(spec, ChatSpec) else StagedGPT2(options, spec)
 
 
 class Backbone(nn.Module):
@@ -70,8 +73,14 @@ class Backbone(nn.Module):
         self.heads = options.heads
         self.chain = Chain()
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.forward_embedded(self.token(tokens_BT))
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.dim() == 2:
+            return self.forward_embedded(self.token(inputs))
+        tokens_BT, documents_BT = inputs.unbind(dim=1)
+        seen_BTT, places_BT = same_document(documents_BT)
+        x_BTC = self.dropout(self.token(tokens_BT) + self.position(places_BT))
+        blocks = (partial(block, seen_BTT=seen_BTT) for block in self.blocks)
+        return self.norm(self.chain(x_BTC, *blocks))  # type: ignore[no-any-return]
 
     def forward_embedded(self, x_BTC: Tensor) -> Tensor:
         """Run on embeddings (B, T, C) without positions."""
@@ -97,7 +106,7 @@ class Backbone(nn.Module):
 class _Model(nn.Module):
     """A model with a backbone, whose matrices Muon may update."""
 
-    def __init__(self, options: Options, spec: TextSpec | TextClassSpec | TokenTagSpec) -> None:
+    def __init__(self, options: Options, spec: TokensSpec) -> None:
         super().__init__()
         self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
 
@@ -109,7 +118,7 @@ class _Model(nn.Module):
 class GPT2(_Model):
     """Language model. The head is tied to the token embedding."""
 
-    def __init__(self, options: Options, spec: TextSpec) -> None:
+    def __init__(self, options: Options, spec: TextSpec | ChatSpec) -> None:
         super().__init__(options, spec)
         self.vocab_size = spec.vocab_size
         initialise(self, layers=options.layers)
@@ -122,17 +131,21 @@ class GPT2(_Model):
         """Run on embeddings (B, T, C), T <= block_size."""
         return self._head(self.backbone.forward_embedded(x_BTC))
 
-    def pipeline_stages(self) -> Stages:
-        """Return the parts of a pipeline."""
-        head = lambda x_BTC, _, targets_BT=None: self._head(x_BTC, targets_BT)  # noqa: E731
-        return self.backbone.pipeline_stages(head, self.backbone.token.weight)
-
     def _head(self, x_BTC: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         # Without the rows that pad the vocabulary.
         weight_VC, classes = self.backbone.token.weight, self.vocab_size
         if targets_BT is None:
             return F.linear(x_BTC, weight_VC)[..., :classes]
         return linear_cross_entropy(x_BTC.flatten(0, 1), weight_VC, targets_BT.flatten(), classes=classes)
+
+
+class StagedGPT2(GPT2):
+    """Language model that can be a pipeline, of unpacked rows."""
+
+    def pipeline_stages(self) -> Stages:
+        """Return the parts of a pipeline."""
+        head = lambda x_BTC, _, targets_BT=None: self._head(x_BTC, targets_BT)  # noqa: E731
+        return self.backbone.pipeline_stages(head, self.backbone.token.weight)
 
 
 class TextClassifier(_Model):
@@ -195,16 +208,16 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(4 * width, width, bias=bias)
         self.dropout2 = Dropout(options.dropout, site=2 * layer + 2)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        x_BTC = x_BTC + self.dropout1(self.attention_out(self._attend(self.norm1(x_BTC))))
+    def forward(self, x_BTC: Tensor, seen_BTT: Tensor | None = None) -> Tensor:
+        x_BTC = x_BTC + self.dropout1(self.attention_out(self._attend(self.norm1(x_BTC), seen_BTT)))
         hidden_BTF = F.gelu(self.mlp_in(self.norm2(x_BTC)), approximate="tanh")
         return x_BTC + self.dropout2(self.mlp_out(hidden_BTF))  # type: ignore[no-any-return]
 
-    def _attend(self, x_BTC: Tensor) -> Tensor:
+    def _attend(self, x_BTC: Tensor, seen_BTT: Tensor | None) -> Tensor:
         q_BHTD, k_BHTD, v_BHTD = (
             split_heads(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=2)
         )
-        return merge_heads(causal_attention(q_BHTD, k_BHTD, v_BHTD))
+        return merge_heads(causal_attention(q_BHTD, k_BHTD, v_BHTD, seen_BTT))
 
 
 def initialise(model: nn.Module, *, layers: int) -> None:

@@ -1,4 +1,4 @@
-"""Classifiers of Hugging Face transformers from a local directory."""
+"""Models of Hugging Face transformers from a local directory: classifiers here, of language in causal.py."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib.data.types import ImageSpec, TextClassSpec
+from lib.data.types import ImageSpec, TextClassSpec, TextSpec
 from lib.errors import ConfigError
 from lib.memory.simulation import replaced, simulated
 from lib.memory.twin import RealConstants
-from lib.nn.dropout import Dropout
 from lib.nn.model_directory import open_directory
 from lib.nn.packages import import_extra
+from models.huggingface.causal import build_causal
+from models.huggingface.library import (
+    EXTRA,
+    attention,
+    attention_dropout,
+    check_length,
+    configuration,
+    key_attention,
+    loaded,
+    note,
+)
 
-TASK = "classify"
-EXTRA = "transformers"  # the package that it needs
+TASK = "lm"  # of labels it is the one that TASK names
+TAKES_TARGETS = True  # a language model
 
 _ATTENTION = "keyed_by_sample"
-_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +42,8 @@ class Options:
     input: str
 
 
-def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
-    """Build a model from (N, C, H, W) images or (N, T) tokens to (N, classes) logits.
+def build(options: Options, spec: ImageSpec | TextClassSpec | TextSpec) -> nn.Module:
+    """Build a model from (N, C, H, W) images or (N, T) tokens to (N, classes) logits, or a language model.
 
     Weights in the directory are loaded, but not on the meta device and in simulations. Raises ConfigError
     without transformers, for an unusable directory, and for weights that do not fit.
@@ -44,6 +53,9 @@ def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
     transformers = import_extra(EXTRA)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    theirs = configuration(transformers, folder)
+    if not isinstance(spec, ImageSpec | TextClassSpec):
+        return build_causal(transformers, theirs, folder, files, spec)
     images = isinstance(spec, ImageSpec)
     task = "image classification" if images else "sequence classification"
     classes = (
@@ -51,7 +63,6 @@ def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
         if images
         else transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     )
-    theirs = _configuration(transformers, folder)
     if type(theirs) not in classes:
         raise ConfigError(
             f"{folder}: transformers has no class of {task} for {theirs.model_type}",
@@ -62,15 +73,6 @@ def build(options: Options, spec: ImageSpec | TextClassSpec) -> nn.Module:
     kind = chosen[0] if isinstance(chosen, Sequence) else chosen
     with RealConstants() if simulated() else contextlib.nullcontext():
         return _with_logits(transformers, _made(transformers, kind, theirs, folder, files), spec)
-
-
-def _configuration(transformers: Any, folder: str) -> Any:
-    """Return the configuration in `folder`. Raises ConfigError where transformers does not understand it."""
-    try:
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        what = f"{folder}/config.json is not understood by transformers {transformers.__version__}"
-        raise ConfigError(what, why=" ".join(str(error).split())[:200]) from error
 
 
 def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str) -> None:
@@ -84,70 +86,39 @@ def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str) -> Non
             if hasattr(inner, name):
                 setattr(inner, name, value)
         return
-    longest = getattr(theirs, "max_position_embeddings", None) or spec.block_size
-    if spec.block_size > longest:
-        raise ConfigError(
-            f"CONFIG_BLOCK_SIZE={spec.block_size} is too long for {folder}",
-            why=f"it has max_position_embeddings={longest}",
-            todo=f"set CONFIG_BLOCK_SIZE={longest}",
-        )
+    check_length(theirs, spec.block_size, folder)
     theirs.vocab_size, theirs.pad_token_id = spec.vocab_size, spec.pad
 
 
 def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequence[str]) -> nn.Module:
     """Return the model, with the weights in `folder` where there are any and contents are wanted."""
-    rate = max((getattr(theirs, name, 0) or 0 for name in _ATTENTION_DROPOUT), default=0)
-    transformers.AttentionInterface.register(_ATTENTION, _attention)
+    rate = attention_dropout(theirs)
+    transformers.AttentionInterface.register(_ATTENTION, attention)
     transformers.AttentionMaskInterface.register(_ATTENTION, transformers.masking_utils.eager_mask)
     contents = files and not simulated() and torch.empty(0).device.type != "meta"
     errors = []
-    for attention in (_ATTENTION,) * bool(rate) + ("sdpa", "eager"):
+    for name in (_ATTENTION,) * bool(rate) + ("sdpa", "eager"):
         try:
             if contents:
-                model = _loaded(kind, theirs, folder, attention)
+                model = loaded(kind, theirs, folder, name, counts=_of_base)
             else:
-                model = kind._from_config(theirs, attn_implementation=attention)
+                model = kind._from_config(theirs, dtype=torch.float32, attn_implementation=name)
         except (ValueError, ImportError) as error:  # most often: no such attention
             errors.append(error)
             continue
-        _key_attention(model, attention, rate)
-        note = f"weights of {', '.join(files)}" if files else "random weights: the directory has none"
-        vars(model)["build_note"] = note
+        if name == _ATTENTION:
+            key_attention(model, rate)
+        vars(model)["build_note"] = note(files)
         return model
     raise ConfigError(
         f"{folder}: {kind.__name__} cannot be built", why=" ".join(str(errors[-1]).split())[:300]
     )
 
 
-def _loaded(kind: Any, theirs: Any, folder: str, attention: str) -> nn.Module:
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-    options |= {
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,
-        "attn_implementation": attention,
-    }
-    try:
-        model, info = kind.from_pretrained(folder, config=theirs, dtype=torch.float32, **options)
-    except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
-    base = f"{kind.base_model_prefix}."
-
-    def of_base(key: str) -> bool:
-        inside = key.startswith(base) or any(key == name for name in model.base_model.state_dict())
-        return inside and "pooler." not in key
-
-    faults = []
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        found = sorted(each if isinstance(each, str) else each[0] for each in info.get(what, ()))
-        wrong = [key for key in found if of_base(key)]
-        if wrong:
-            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            faults.append(f"{len(wrong)} {what.partition('_')[0]} ({wrong[0]}{more})")
-    if faults:
-        todo = "give the weights of this config.json, and data of the model's own image size or vocabulary"
-        raise ConfigError(f"the weights in {folder} do not fit", why=", ".join(faults), todo=todo)
-    return model  # type: ignore[no-any-return]
+def _of_base(model: Any, key: str) -> bool:
+    """Return whether a weight is that of the model without its head."""
+    inside = key.startswith(f"{model.base_model_prefix}.") or key in model.base_model.state_dict()
+    return inside and "pooler." not in key
 
 
 def _with_logits(transformers: Any, model: nn.Module, spec: ImageSpec | TextClassSpec) -> nn.Module:
@@ -166,35 +137,3 @@ def _with_logits(transformers: Any, model: nn.Module, spec: ImageSpec | TextClas
 
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
     return model
-
-
-def _key_attention(model: nn.Module, attention: str, rate: float) -> None:
-    """Give the modules that compute attention a dropout by sample."""
-    if attention != _ATTENTION:
-        return
-    named = [one for one in model.modules() if "Attention" in type(one).__name__]
-    inner = [one for one in named if not any("Attention" in type(child).__name__ for child in one.children())]
-    for site, module in enumerate(inner):
-        module.add_module("keyed_dropout", Dropout(rate, site=site))
-
-
-def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    position_bias: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention (N, heads, T, D) whose dropout is a function of the sample, as transformers calls it."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = query @ key.transpose(-1, -2) * scale
-    for bias in (position_bias, attention_mask):
-        scores = scores if bias is None else scores + bias[..., : key.shape[-2]]
-    dtype = torch.promote_types(scores.dtype, torch.float32)
-    weights = module.keyed_dropout(torch.softmax(scores, dim=-1, dtype=dtype).to(query.dtype))
-    return (weights @ value).transpose(1, 2).contiguous(), weights

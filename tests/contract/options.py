@@ -34,6 +34,8 @@ TEXTS = {
     "INITIAL_WEIGHTS_ALLOW": ("conv1",),
     "WEIGHTS_DIR": ("weights",),
     "FREEZE": ("missing", "conv1 linear1"),
+    "LORA_TARGETS": ("linear1", "missing"),
+    "LORA_TRAIN": ("conv1", "missing"),
     "CHECKPOINT_URL": ("file://{}",),
     "SINK_PROJECT": ("another",),
     "LR_STEP_PCT_LIST": ("34", "10,90"),
@@ -43,6 +45,8 @@ TEXTS = {
     "IMAGE_FOLDER_GROUP": ("[0-9]",),
     "JSONL_FILE": ("other.jsonl",),
     "JSONL_VALIDATION_FILE": ("train.jsonl",),
+    "CHAT_FILE": ("other-chat.jsonl",),
+    "CHAT_VALIDATION_FILE": ("chat.jsonl",),
     "TABULAR_FILE": ("other.csv",),
     "TABULAR_VALIDATION_FILE": ("table.csv",),
     "TABULAR_GROUP": ("colour",),
@@ -67,6 +71,7 @@ def can_be_set(symbol: Any) -> bool:
     The former are those of the core that a deleted plug-in would show; for the latter see tests/extras.
     """
     extra = any(Path(node.filename).parent.name in WITH_EXTRAS for node in symbol.nodes if node.prompt)
+    extra = extra or symbol.name in ("TOKENIZER_HUGGINGFACE", "TOKENIZER_DIR")  # tests/extras/test_chat.py
     return _may_hold(symbol) and not extra
 
 

@@ -81,6 +81,9 @@ def write_files(data: Path) -> None:
         tags = ({"tokens": ["Ada", f"w{row}"], "tags": ["B-PER", "O"]} for row in range(size))
         words = (label | tag for label, tag in zip(labels, tags, strict=True))
         _write(data / f"{name}.jsonl", "\n".join(map(json.dumps, words)).encode())
+    for name, size in (("chat", TRAIN + TEST), ("other-chat", TRAIN)):
+        pairs = ({"prompt": f"p{row}"[: 2 + row % 3], "completion": f"{row}"} for row in range(size))
+        _write(data / f"{name}.jsonl", "\n".join(map(json.dumps, pairs)).encode())
     for write in told_of("write_files"):
         write(data)
 

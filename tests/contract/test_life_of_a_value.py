@@ -18,6 +18,7 @@ from lib.data.loader import Batch
 from lib.plan import plan as make_plan
 from lib.plan.types import Plan
 from tests.contract.cases import needs_extra
+from tests.support.chats import random_chats
 from tests.support.datasets import opened
 from tests.support.examples import examples
 from tests.support.labels import random_table, random_tags
@@ -54,6 +55,20 @@ OTHERS: dict[str, tuple[str, dict[str, str]]] = {
     "tags of words": (
         "gpt2-sst2",
         {"DATASET_TAGGED": "y", "GPT2_DROPOUT": "0.0", "LABEL_SMOOTHING": "0.0", "TOKENIZER_BYTE": "y"},
+    ),
+    "conversations": (
+        "gpt2-sst2",
+        {"DATASET_CHAT": "y", "GPT2_DROPOUT": "0.0", "LABEL_SMOOTHING": "0.0", "TOKENIZER_BYTE": "y"},
+    ),
+    "packed conversations": (
+        "gpt2-sst2",
+        {
+            "DATASET_CHAT": "y",
+            "CHAT_PACKING": "y",
+            "GPT2_DROPOUT": "0.0",
+            "LABEL_SMOOTHING": "0.0",
+            "TOKENIZER_BYTE": "y",
+        },
     ),
 }
 
@@ -113,6 +128,9 @@ def _data_of(config: Config) -> TrainingData:
     if example is not None and hasattr(example, "data"):
         data: TrainingData = example.data(config, train=3 * TARGET)
         return data
+    if config.task == "chat":
+        packed = bool(config.data_options["packing"])
+        return random_chats(config, train=3 * TARGET, test=37, packed=packed)
     if config.task == "tag":
         return random_tags(config, train=3 * TARGET, test=37)
     if config.task in ("multilabel", "regress") and (

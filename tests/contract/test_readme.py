@@ -53,6 +53,9 @@ COMMANDS = {
     'make setconfig SET="TABULAR_TARGETS=urgent,billing TABULAR_TARGET_LABELS=y CLASS_WEIGHTS=balanced"'
     "": SETTINGS,
     "make train CONFIG_BEST_METRIC=entity_f1": DRY,
+    'make setconfig SET="DATASET_CHAT=y DATA_DIR=../chats CHAT_FILE=chat.jsonl BLOCK_SIZE=512"': SETTINGS,
+    "make train CONFIG_BEST_METRIC=exact_match": DRY,
+    'make sample PROMPT="Capital of Chile?" TEMPERATURE=0': DRY,
     "make train CONFIG_BEST_METRIC=loss CONFIG_EARLY_STOP_EVALS=3 CONFIG_HOLDOUT=5000": DRY,
     "make train CONFIG_METRICS=macro_f1,roc_auc CONFIG_CLASS_WEIGHTS=balanced": DRY,
     "make defconfig-lenet5 && make train": END_TO_END,

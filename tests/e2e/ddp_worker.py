@@ -26,10 +26,12 @@ from lib.devices.base import Backend
 from lib.nn.dropout import Dropout
 from lib.plan.types import Plan, rank_shares
 from tests.e2e.ranks import endings
+from tests.support.chats import random_chats
 from tests.support.examples import examples, merged
 from tests.support.labels import random_table, random_tags
 from tests.support.tokens import BLOCK, VOCAB, text_data
 from tests.support.training import (
+    ADAPTERS,
     Clock,
     MemoryRecord,
     Timed,
@@ -98,6 +100,9 @@ CASES = {
         effective=28,
         settings={**AVERAGED, "grad_clip": 0.05, "freeze": "stem stages.0 stages.2", "layer_decay": 0.5},
     ),
+    "adapters": Case(
+        micro_batch=5, padded=True, settings={**AVERAGED, **SMOOTHED, **ADAPTERS, "grad_clip": 0.05}
+    ),
     "padded": Case(micro_batch=5, padded=True, settings={"grad_clip": 0.05, **SMOOTHED}),
     "ragged": Case(micro_batch=5, settings={}),
     "counted": Case(micro_batch=5, counted=True, settings={"grad_clip": 0.05}),
@@ -122,6 +127,8 @@ CASES = {
         },
     ),
     "tags": Case(model="gpt2", settings={"task": "tag"}),
+    "chats": Case(model="gpt2", micro_batch=3, settings={"task": "chat", "best_metric": "exact_match"}),
+    "packed chats": Case(model="gpt2", settings={"task": "chat"}, side=1),  # of a row
     "plain batch norm": Case(model="resnet18", effective=70, settings={}),  # never a row alone
     "clocks": Case(settings={"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100}),
     "seconds": Case(
@@ -267,6 +274,8 @@ def with_dropout(config: Config, spec: Spec, *, rate: float) -> nn.Module:
 def _noise(config: Config, side: int) -> TrainingData:
     if config.task == "tag":
         return random_tags(config, train=TRAIN_SIZE, test=TEST_SIZE)
+    if config.task == "chat":
+        return random_chats(config, train=TRAIN_SIZE, test=TEST_SIZE, packed=bool(side))
     if config.task == "multilabel":
         return random_table(config, train=TRAIN_SIZE, test=TEST_SIZE)
     if config.model == "mlp":

@@ -25,7 +25,7 @@ from lib.runs.console import Console
 from tests.e2e.ranks import endings
 from tests.e2e.sharded_checkpoint_worker import run_of
 from tests.support.tokens import BLOCK, VOCAB, sentences_data, small_lm_config, text_data
-from tests.support.training import MemoryRecord, Wrapped, small_job, small_plan
+from tests.support.training import ADAPTERS, MemoryRecord, Wrapped, small_job, small_plan
 from train.job import Job, Progress, evaluate
 from train.loop import _save, load_state_dict, optimizer_step, state_dict, train
 from train.record import AsyncCheckpointer, Record, RunRecord
@@ -61,11 +61,12 @@ CASES: dict[str, tuple[tuple[int, ...], float, dict[str, Any]]] = {
     # A step of Adam is as long for a gradient that is only rounding, as that of the keys' bias is.
     "bf16": (SIZES["ragged"], 0.2, {"precision": "bf16", "optimizer": "sgd", "momentum": 0.9}),
     "labels": (SIZES["ragged"], 0.2, {"label_smoothing": 0.1}),
+    "adapters": (SIZES["ragged"], 0.2, {**ADAPTERS, "grad_checkpoint": "all"}),
     # The tied embedding, and all of the first stage.
     "frozen": (SIZES["ragged"], 0.2, {"freeze": " ".join(FROZEN), "layer_decay": 0.5}),
 }
 # What is recomputed or optimized within a stage does not depend on their number.
-OF_WORLD = {2: list(CASES), 3: [*SIZES, "labels", "frozen"]}
+OF_WORLD = {2: list(CASES), 3: [*SIZES, "labels", "adapters", "frozen"]}
 
 
 def config_of(name: str, **changes: Any) -> Config:

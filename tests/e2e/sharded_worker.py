@@ -24,7 +24,7 @@ from lib.plan.sharding import layouts
 from lib.plan.types import Layout, Plan, rank_shares
 from tests.e2e.ranks import fork_ranks
 from tests.support.tokens import BLOCK, VOCAB, small_lm_config, text_data
-from tests.support.training import MemoryRecord, Wrapped, small_job, small_plan
+from tests.support.training import ADAPTERS, MemoryRecord, Wrapped, small_job, small_plan
 from train.job import Job, Progress
 from train.loop import load_state_dict, optimizer_step, state_dict, train
 from train.tasks.base import Forward, Sums
@@ -102,9 +102,15 @@ def saving_job(
     return small_job(config, plan_of(layout, 1), data(), backend=backend, record=record, task=Ragged)
 
 
-def frozen_weights(layout: Layout, backend: Backend) -> dict[str, Tensor]:
+FROZEN: dict[str, dict[str, Any]] = {
+    "frozen": {"freeze": "backbone.token *.mlp_in backbone.blocks.1.qkv"},
+    "adapters": ADAPTERS | {"lora_train": "backbone.position"},
+}
+
+
+def frozen_weights(layout: Layout, backend: Backend, what: str) -> dict[str, Tensor]:
     """The model after some steps, a part of it frozen, and the others with rates by depth."""
-    job = saving_job(layout, backend, freeze="backbone.token *.mlp_in backbone.blocks.1.qkv", layer_decay=0.5)
+    job = saving_job(layout, backend, **FROZEN[what], layer_decay=0.5)
     train(job, Progress())
     state: dict[str, Tensor] = gathered(job.model.state_dict())
     return {name: value.clone() for name, value in state.items()}
@@ -152,7 +158,8 @@ def outcome(backend: Backend, directory: Path) -> dict[str, Any]:
         for accumulation in ACCUMULATIONS:
             key = (layout.strategy, accumulation)
             found["gradients"][key] = gradients_of(layout, accumulation, backend=backend)
-        found["frozen", layout.strategy] = frozen_weights(layout, backend)
+        for what in FROZEN:
+            found[what, layout.strategy] = frozen_weights(layout, backend, what)
         if backend.world == 2:
             found["mean of means", layout.strategy] = gradients_of(
                 layout, 2, backend=backend, task=MeanOfMeans

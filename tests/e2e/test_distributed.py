@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 PORTABLE = [
     "ghost",
     "frozen ghost",
+    "adapters",
     "padded ghost",
     "ghost of large images",
     "padded",
@@ -32,7 +33,7 @@ PORTABLE = [
     "counted",
     *merged("DISTRIBUTED"),
 ]
-PORTABLE += ["metrics", "early stop", "several labels", "tags"]
+PORTABLE += ["metrics", "early stop", "several labels", "tags", "chats", "packed chats"]
 WITH_A_CARRY = [name for names in told_of("WITH_A_CARRY") for name in names]
 SMALL = [name for name in MODELS if name not in LARGE]
 PAIRWISE = pairwise(SMALL)

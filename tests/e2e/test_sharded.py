@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from lib.devices.base import Backend
+from lib.nn.weights import is_adapter
 from lib.plan.sharding import held, layouts
 from lib.plan.types import Layout
 from tests.e2e.sharded_worker import (
     ACCUMULATIONS,
+    FROZEN,
     LOADED,
     SAVED_BY,
     STEPS,
@@ -83,15 +85,19 @@ def test_gradients_are_those_of_one_process(
     assert difference(alone[1], alone[accumulation]) <= EXACT
 
 
+@pytest.mark.parametrize("what", FROZEN)
 @pytest.mark.parametrize(("world", "way"), [(world, way) for world in (2, 3, 4) for way in WAYS[world]])
 def test_frozen_and_slow_layers_are_those_of_one_process(
-    world: int, way: str, outcomes: dict[int, Outcome]
+    world: int, way: str, what: str, outcomes: dict[int, Outcome]
 ) -> None:
-    alone = frozen_weights(ALONE, Backend("cpu"))
-    assert difference(alone, outcomes[world]["frozen", way]) <= 1e-9
-    start = saving_job(ALONE, Backend("cpu")).model.state_dict()
+    alone = frozen_weights(ALONE, Backend("cpu"), what)
+    assert difference(alone, outcomes[world][what, way]) <= 1e-9
+    start = saving_job(ALONE, Backend("cpu"), **FROZEN[what]).model.state_dict()
     moved = {name for name, value in start.items() if not torch.equal(value, alone[name])}
-    assert moved and not any("mlp_in" in name or "token" in name for name in moved)
+    kept = {name for name in start if "mlp_in" in name or "token" in name}
+    if what == "adapters":
+        kept = {name for name in start if not is_adapter(name) and "position" not in name}
+    assert moved == start.keys() - kept if what == "adapters" else moved and not moved & kept
 
 
 @pytest.mark.parametrize("way", WAYS[2])

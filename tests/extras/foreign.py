@@ -10,7 +10,7 @@ import torch
 
 from lib.config import Config
 from lib.data import ArrayPart, Dataset
-from lib.data.types import TextClassSpec
+from lib.data.types import TextClassSpec, TextSpec, TokenPart
 from tests.support.training import random_data, small_config
 from train.training_data import TrainingData, make_training_data
 
@@ -36,13 +36,21 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {
     "hf-bert": {"model_type": "bert", "vocab_size": 300, "max_position_embeddings": 16, **_SIZES, **_DROPS},
     "hf-gpt2": {"model_type": "gpt2", "vocab_size": 300, "n_embd": 16, "n_layer": 2, "n_head": 2},
 }
+_DECODER = {**_SIZES, "vocab_size": 300, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
+CAUSAL: dict[str, dict[str, Any]] = {
+    "lm-llama": {"model_type": "llama", "attention_dropout": 0.2, **_DECODER},
+    "lm-gemma3": {"model_type": "gemma3_text", "sliding_window": 4, **_DECODER},
+    "lm-gpt2": HUGGING_FACE["hf-gpt2"],
+}
+SINGLE = {"lm-llama", "lm-gemma3"}  # norms and positions in single precision, whatever the weights are in
+HUGGING_FACE |= CAUSAL
 NAMES = [*TIMM, *HUGGING_FACE]
 WITH_NORMS = {"resnet", "levit", "hf-resnet"}
 PIXELS = {"levit": 80}
 
 
 def is_text(name: str) -> bool:
-    return name in ("hf-bert", "hf-gpt2")
+    return name in ("hf-bert", "hf-gpt2", *CAUSAL)
 
 
 def config_of(name: str, place: Path, **changes: Any) -> Config:
@@ -54,9 +62,13 @@ def config_of(name: str, place: Path, **changes: Any) -> Config:
         model, folder = "huggingface", place / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(HUGGING_FACE[name]))
-        own = {"dir": str(folder), "input": "text" if is_text(name) else "images"}
+        own = {
+            "dir": str(folder),
+            "input": "causal" if name in CAUSAL else "text" if is_text(name) else "images",
+        }
     more = {"norm_batch": 2, "grad_checkpoint": "none", "auto_method": "predict", "recommended_target": 8}
     more |= {"augment": None} if is_text(name) else {}
+    more |= {"task": "lm", "task_options": {}, "block_size": TOKENS} if name in CAUSAL else {}
     return small_config(model, **{"model_options": own, **more, **changes})
 
 
@@ -65,6 +77,11 @@ def data_of(name: str, config: Config) -> TrainingData:
         pixels = PIXELS.get(name, 32)
         return random_data(config, shape=(3, pixels, pixels), train_size=32, test_size=8)
     random = torch.Generator().manual_seed(0)
+    if name in CAUSAL:
+        tokens = torch.randint(0, PAD, (34 * TOKENS,), generator=random).to(torch.uint16).numpy()
+        parts = TokenPart(tokens, TOKENS, shifted=True), TokenPart(tokens[: 8 * TOKENS], TOKENS)
+        text = TextSpec(name="random", vocab_size=PAD, block_size=TOKENS, unit="token")
+        return make_training_data(config, Dataset(text, *parts, "random"))
 
     def part(size: int) -> ArrayPart:
         tokens = torch.randint(0, PAD, (size, TOKENS), generator=random)

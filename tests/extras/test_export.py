@@ -108,9 +108,10 @@ def test_weights_alone_are_those_of_the_run(made: Any, tmp_path: Path) -> None:
 def test_weights_that_differ_are_refused(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = module._write_weights
 
-    def damaged(model: Any, *rest: Any) -> None:
-        write(model, *rest)
-        next(iter(model.parameters())).data.add_(1)
+    def damaged(*given: Any) -> Any:
+        weights = write(*given)
+        next(iter(weights.values())).add_(1)
+        return weights
 
     monkeypatch.setattr(module, "_write_weights", damaged)
     with pytest.raises(ToolkitError, match="the weights that were written differ"):

@@ -52,7 +52,7 @@ CHECKS = (
 def plain_case(name: str, place: Path) -> tuple[str, dict[str, Any]]:
     """A golden case of the contract tests, which set no keys: without dropout."""
     zero = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    zero |= dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), 0.0)
+    zero |= dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout"), 0.0)
     config = config_of(name, place)
     options = dict(config.model_options)
     if name in foreign.TIMM:
@@ -61,6 +61,9 @@ def plain_case(name: str, place: Path) -> tuple[str, dict[str, Any]]:
         file = Path(str(options["dir"])) / "config.json"
         file.write_text(json.dumps(foreign.HUGGING_FACE[name] | zero))
     case = {"options": options, "parameters": 0, "classes": 3}
+    if name in foreign.CAUSAL:
+        sizes = {"vocab_size": 257, "block_size": 12}
+        return config.model, {"options": options, "parameters": 0, **sizes}
     if foreign.is_text(name):
         return config.model, case | {"vocab_size": 257, "block_size": 12}
     pixels = foreign.PIXELS.get(name, 32)
@@ -72,6 +75,8 @@ def plain_case(name: str, place: Path) -> tuple[str, dict[str, Any]]:
 def test_what_our_own_models_keep_to(
     name: str, check: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name in foreign.SINGLE and "micro_batch" in check.__name__:
+        pytest.skip("asks for 1e-12: test_training_does_not_depend_on_the_split has a bound for these")
     model, case = plain_case(name, tmp_path)
     monkeypatch.setattr(cases, "golden", lambda _: [case])
     by_layout = {"layout": torch.channels_last} if "gradient_reaches" in check.__name__ else {}
@@ -83,8 +88,9 @@ def test_layers_are_converted_and_nothing_stays_inexact(name: str, tmp_path: Pat
     data = data_of(name, config_of(name, tmp_path))
     assert data.facts.inexact == ()
     assert ("batch normalisations in groups" in data.facts.layers) == (name in WITH_NORMS)
-    assert ("dropout by sample" in data.facts.layers) == (name not in ("resnet", "hf-resnet"))
-    assert ("random weights" in data.facts.layers) == name.startswith("hf")
+    without = ("resnet", "hf-resnet", "lm-llama", "lm-gemma3")  # of torch's layers
+    assert ("dropout by sample" in data.facts.layers) == (name not in without)
+    assert ("random weights" in data.facts.layers) == name.startswith(("hf", "lm"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,7 +101,8 @@ def test_training_does_not_depend_on_the_split(name: str, tmp_path: Path) -> Non
         trained(small_job(config, small_plan(*sizes, norm_batch=norm_batch), data))
         for sizes in ((8,), (4, 4), (2, 2, 2, 2), (6, 2))
     )
-    assert max(largest_difference(whole, other) for other in others) <= 1e-10
+    bound = 1e-7 if name in foreign.SINGLE else 1e-10
+    assert max(largest_difference(whole, other) for other in others) <= bound
 
 
 @pytest.mark.parametrize("name", ["vit", "hf-bert"])
@@ -336,7 +343,7 @@ def test_options_of_a_model_by_class(tmp_path: Path) -> None:
 
 
 def test_two_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
-    names = ["vit", "resnet", "hf-bert"]
+    names = ["vit", "resnet", "hf-bert", "lm-gemma3"]
     command = [sys.executable, "-m", "tests.extras.ranks_worker", str(tmp_path), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

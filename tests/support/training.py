@@ -27,6 +27,16 @@ from train.tasks.base import Forward, HasRowFigures, Sums, Task
 from train.training_data import TrainingData, make_training_data
 
 CLASSES = 10
+# Of every linear layer but a head, with all that adapters have.
+ADAPTERS: dict[str, Any] = {
+    "adapt": "lora",
+    "lora_rank": 2,
+    "lora_alpha": 3,
+    "lora_dropout": 0.25,
+    "lora_targets": "all-linear",
+    "lora_train": "",
+    "freeze": None,
+}
 CPU = Hardware.from_json(
     {
         "kind": "cpu",

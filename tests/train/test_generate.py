@@ -6,6 +6,7 @@ import collections
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lib.optim.ema import Ema
@@ -88,6 +89,17 @@ class Letters:
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(chr(ord("a") + token) for token in tokens)
+
+
+def test_rows_without_a_token_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_lm_config()
+    job = small_job(config, small_plan(2), text_data(config))
+    greedy = Sampling(temperature=0.0, top_k=0, tokens=BLOCK, seed=0)
+    expected = continued_text(job, Letters(), [3, 1], sampling=greedy)  # type: ignore[arg-type]
+    own = job.model.forward
+    wider = lambda tokens: F.pad(own(tokens), (0, 8), value=99.0)  # noqa: E731
+    monkeypatch.setattr(job.model, "forward", wider)
+    assert continued_text(job, Letters(), [3, 1], sampling=greedy) == expected  # type: ignore[arg-type]
 
 
 def test_a_job_speaks_with_the_weights_that_it_evaluates() -> None:

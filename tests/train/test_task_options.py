@@ -16,16 +16,24 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"HYPER_PARAM_MANUAL": "y", "TARGET_EFFECTIVE_BATCH": "4", "BATCH_SIZE": "4"}
 TABLE = {"DATASET_TABULAR": "y", "TABULAR_TARGETS": "l1,l2", "TABULAR_TARGET_LABELS": "y"}
 TAGS = {"DATASET_TAGGED": "y", "TOKENIZER_BYTE": "y", "LABEL_SMOOTHING": "0.0"}
-MODELS = {"table": "tabular-regression", "tags": "gpt2-sst2", "friedman": "tabular-regression"}
+CHATS = {"DATASET_CHAT": "y", "TOKENIZER_BYTE": "y", "LABEL_SMOOTHING": "0.0"}
+MODELS = {
+    "table": "tabular-regression",
+    "tags": "gpt2-sst2",
+    "chat": "gpt2-sst2",
+    "friedman": "tabular-regression",
+}
 ROWS = [f"{row / 7},{row % 2},{row % 3 // 2}" for row in range(40)]
 TEXTS = [{"tokens": ["Ada", f"left{row}"], "tags": ["B-PER", "O"]} for row in range(30)]
+PAIRS = [{"prompt": "Hi", "completion": f"{row:02}"} for row in range(30)]
 
 
 def refusal(tmp_path: Path, which: str, options: dict[str, str], *, file: str = "") -> str:
     """One line, of an error that ends with status 2; nothing is written."""
     (tmp_path / "table.csv").write_text(file or "\n".join(["x,l1,l2", *ROWS]))
     (tmp_path / "train.jsonl").write_text(file or "\n".join(map(json.dumps, TEXTS)))
-    kinds: dict[str, dict[str, str]] = {"table": TABLE, "tags": TAGS}
+    (tmp_path / "chat.jsonl").write_text(file or "\n".join(map(json.dumps, PAIRS)))
+    kinds: dict[str, dict[str, str]] = {"table": TABLE, "tags": TAGS, "chat": CHATS}
     values = {**SMALL, **kinds.get(which, {}), **options}
     if which in kinds:
         values["DATA_DIR"] = str(tmp_path)
@@ -69,6 +77,21 @@ def refusal(tmp_path: Path, which: str, options: dict[str, str], *, file: str = 
         ("table", {"TABULAR_TARGETS": "l1,l3"}, "has no column 'l3'"),
         ("tags", {"JSONL_FILE": "other.jsonl"}, "other.jsonl is not there"),
         ("tags", {"JSONL_VALIDATION_OTHER": "y"}, "validation.jsonl is not there"),
+        ("chat", {"CHAT_FILE": "other.jsonl"}, "other.jsonl is not there"),
+        ("chat", {"CHAT_VALIDATION_OTHER": "y"}, "validation.jsonl is not there"),
+        ("chat", {"BLOCK_SIZE": "20"}, " takes 23 tokens, CONFIG_BLOCK_SIZE is 20: "),
+        (
+            "chat",
+            {"LABEL_SMOOTHING": "0.1"},
+            "CONFIG_LABEL_SMOOTHING=0.1 is for labels: gpt2 predicts tokens",
+        ),
+        ("chat", {"METRICS": "accuracy"}, "chat does not report 'accuracy'; leave it empty"),
+        ("chat", {"BEST_METRIC": "exact"}, "chat does not report 'exact'; did you mean exact_match"),
+        (
+            "chat",
+            {"TOKENIZER_BYTE": "n", "TOKENIZER_HUGGINGFACE": "y"},
+            "CONFIG_TOKENIZER_DIR is empty; set it to the folder",
+        ),
         ("table", {"EARLY_STOP_EVALS": "2", "EARLY_STOP_DELTA": "-1"}, "1 fault in the configuration"),
     ],
 )
@@ -78,8 +101,19 @@ def test_what_cannot_be_done_is_refused(
     assert expected in refusal(tmp_path, which, options)
 
 
-def lines(*texts: object) -> str:
-    return "\n".join(text if isinstance(text, str) else json.dumps(text) for text in (*TEXTS, *texts))
+def lines(*texts: object, first: list[dict[str, object]] = TEXTS) -> str:  # type: ignore[assignment]
+    return "\n".join(text if isinstance(text, str) else json.dumps(text) for text in (*first, *texts))
+
+
+def chats(*texts: object) -> str:
+    return lines(*texts, first=PAIRS)  # type: ignore[arg-type]
+
+
+def said(*messages: object) -> str:
+    return lines({"messages": [*messages]}, first=[])
+
+
+USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
 
 
 @pytest.mark.slow
@@ -96,6 +130,47 @@ def lines(*texts: object) -> str:
         ("tags", lines("[1]"), "train.jsonl:31 is no JSON object: it is list"),
         ("tags", lines("null"), "train.jsonl:31 is no JSON object"),
         ("tags", "\n", "no text is left for training"),
+        ("chat", "\n", "chat.jsonl: no text is left for training; add some"),
+        ("chat", chats("{"), "chat.jsonl:31 is no JSON object"),
+        (
+            "chat",
+            chats({"text": "x"}),
+            "chat.jsonl:31 is no conversation of the format: it has the keys text, and",
+        ),
+        (
+            "chat",
+            chats({"messages": [USER, ASSISTANT]}),
+            "keys messages, and the first line has prompt; give all",
+        ),
+        ("chat", chats({"prompt": "x"}), 'chat.jsonl:31: "completion" is no text; give a text'),
+        (
+            "chat",
+            chats({"prompt": "x", "completion": ""}),
+            'chat.jsonl:31: "completion" is empty; give a text',
+        ),
+        (
+            "chat",
+            chats({"prompt": ["x"], "completion": "y"}),
+            'chat.jsonl:31: "prompt" is no text; give a text',
+        ),
+        (
+            "chat",
+            lines({"instruction": "x", "input": 3, "output": "y"}, first=[]),
+            'chat.jsonl:1: "input" is no',
+        ),
+        ("chat", lines({"instruction": "x"}, first=[]), 'chat.jsonl:1: "output" is no text; give a text'),
+        ("chat", said(), 'chat.jsonl:1: "messages" is no list of messages; write [{"role": ...}, ...]'),
+        ("chat", said("Hi"), 'chat.jsonl:1: "messages" is no list of messages'),
+        ("chat", said(USER, USER), "chat.jsonl:1 has no message of the assistant; leave the line out"),
+        ("chat", said(ASSISTANT, USER), "chat.jsonl:1 begins with an answer; leave the line out"),
+        ("chat", said(USER | {"role": "usr"}, ASSISTANT), "message 1 has the role 'usr'; did you mean user?"),
+        ("chat", said(USER, {"role": "assistant"}), 'chat.jsonl:1, message 2: "content" is no text; give a'),
+        ("chat", said(USER, ASSISTANT | {"content": ""}), 'chat.jsonl:1, message 2: "content" is empty'),
+        (
+            "chat",
+            said(USER, ASSISTANT | {"tool_calls": []}),
+            "message 2 has 'tool_calls': only role and content",
+        ),
     ],
 )
 def test_a_fault_in_a_file_is_named_with_its_place(

@@ -16,7 +16,7 @@ from lib.errors import DataError, os_errors
 from lib.plugins import DATASETS
 from lib.runs.console import download_progress
 
-TokenizerName: TypeAlias = Literal["byte", "char", "gpt2"]
+TokenizerName: TypeAlias = Literal["byte", "char", "gpt2", "huggingface"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class DataLocation:
     data_dir:   CONFIG_DATA_DIR. cache_dir: for generated and packed data.
     download:   whether missing files may be downloaded into `data_dir`.
     image_size: height and width of packed images.
-    block_size: context length in tokens. tokenizer: None for data that are tokens already.
+    block_size: context length in tokens. tokenizer: None for data that are tokens already. tokenizer_dir: of
+                a tokenizer of Hugging Face.
     """
 
     name: str
@@ -54,6 +55,7 @@ class DataLocation:
     image_size: int | None = None
     block_size: int | None = None
     tokenizer: TokenizerName | None = None
+    tokenizer_dir: str | None = None
 
     @property
     def files(self) -> Path:

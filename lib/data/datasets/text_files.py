@@ -37,6 +37,13 @@ def tokenizer_of(location: DataLocation, *, characters: str | None) -> Tokenizer
     if location.tokenizer == "char":
         assert characters is not None
         return CharTokenizer(characters)
+    if location.tokenizer == "huggingface":
+        if not location.tokenizer_dir:
+            todo = "set it to the folder with the model's tokenizer.json"
+            raise ConfigError("CONFIG_TOKENIZER_DIR is empty", todo=todo)
+        from lib.data.huggingface_tokenizer import HuggingFaceTokenizer  # needs an extra
+
+        return HuggingFaceTokenizer((location.root / Path(location.tokenizer_dir).expanduser()).resolve())
     return load_gpt2(*gpt2_files(location))
 
 

@@ -86,7 +86,7 @@ def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
     tables = {"friedman", "tabular"}
     assert _taken(tree, "MLP") == tables
     assert _taken(tree, "RESNET18") == set(DATASETS.names()) - texts.union(
-        {"sst2", "jsonl", "tagged"}, tables, *own.values()
+        {"sst2", "jsonl", "tagged", "chat"}, tables, *own.values()
     )
 
 

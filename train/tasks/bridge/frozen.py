@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.data.datasets.question_answering.data import HUGGING_FACE, SIZES
-from lib.data.datasets.question_answering.huggingface import missing_error, transformers
+from lib.data.datasets.question_answering.huggingface import missing_error
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.types import Spec, TextSpec
 from lib.devices.base import Backend
@@ -22,6 +22,7 @@ from lib.errors import ConfigError
 from lib.memory.live import LiveBytes
 from lib.memory.simulation import simulated, simulation
 from lib.nn.model_code import build_model
+from lib.nn.packages import import_extra
 from lib.plan.types import Branch, Plan
 from models.gpt2.model import GPT2
 
@@ -250,13 +251,15 @@ def _defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _load_hugging_face(folder: Path, dtype: torch.dtype) -> nn.Module:
-    package = transformers()
+    package = import_extra("transformers")
+    # Else a folder that names code of its own is asked about on standard input.
+    options = {"local_files_only": True, "trust_remote_code": False}
     try:
         if simulated():
-            config = package.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+            config = package.AutoConfig.from_pretrained(str(folder), **options)
             model = package.AutoModelForCausalLM.from_config(config, dtype=dtype)
         else:
-            model = package.AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
+            model = package.AutoModelForCausalLM.from_pretrained(str(folder), **options)
     except (OSError, ValueError) as error:
         raise missing_error(folder, "causal language model", error) from error
     assert isinstance(model, nn.Module)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lib.config import Config
+from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.loader import Batch
 from lib.data.ngram_baseline import ngram_baseline
 from lib.data.types import LABELLED, Dataset, Spec, TextSpec
@@ -30,10 +31,15 @@ def build(options: Options, spec: Spec, *, config: Config) -> Task:
     """Return language modelling for texts, classification for data with labels."""
     if not isinstance(spec, TextSpec):
         return classify.build(options, spec, config=config)
+    return LanguageModel(spec, **place_of_loss(config))
+
+
+def place_of_loss(config: Config) -> dict[str, bool]:
+    """Return where a LanguageModel computes its loss. Raises ConfigError for label smoothing."""
     refuse_label_smoothing(config, "tokens")
     chunked = config.chunked_cross_entropy
     takes_targets = chunked and vars(load_model(config.model)).get("TAKES_TARGETS", False)
-    return LanguageModel(spec, chunked=chunked, takes_targets=takes_targets)
+    return {"chunked": chunked, "takes_targets": takes_targets}
 
 
 def figures(options: Options, spec: Spec) -> Figures:
@@ -69,7 +75,7 @@ def predictions(spec: Spec, **options: Any) -> Callable[[Any], Columns]:
 class LanguageModel:
     """Cross-entropy of the next token, summed over target tokens, so that every token weighs the same."""
 
-    def __init__(self, spec: TextSpec, *, chunked: bool, takes_targets: bool = False) -> None:
+    def __init__(self, spec: TextSpec | ChatSpec, *, chunked: bool, takes_targets: bool = False) -> None:
         """Choose where the loss is computed.
 
         chunked:       from the logits, in chunks of rows (`lib.nn.cross_entropy`).
@@ -78,31 +84,32 @@ class LanguageModel:
         """
         self.spec = spec
         self._takes_targets = takes_targets
-        self._losses = _chunked_losses if chunked else _losses
+        self._losses = cross_entropy if chunked else _cross_entropy
         self.targets_per_sample = spec.block_size
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return the loss. Without weights there are no IGNORED targets: the count is known on the host."""
         if batch.weights is not None:
             return self.evaluation(forward, batch)
-        if self._takes_targets:
-            return Sums(forward(batch.inputs, batch.targets), batch.targets.numel(), {})
-        return Sums(self._losses(forward, batch).sum(), batch.targets.numel(), {})
+        return Sums(self._loss(forward, batch.inputs, batch.targets), batch.targets.numel(), {})
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         """Return the weighted loss."""
-        assert batch.weights is not None
-        counted_BT = (batch.weights[:, None] > 0) & (batch.targets != IGNORED)
+        targets_BT = counted_targets(batch)
+        return Sums(self._loss(forward, batch.inputs, targets_BT), (targets_BT != IGNORED).sum(), {})
+
+    def _loss(self, forward: Forward, inputs: Tensor, targets_BT: Tensor) -> Tensor:
         if self._takes_targets:
-            return Sums(forward(batch.inputs, batch.targets.where(counted_BT, IGNORED)), counted_BT.sum(), {})
-        return Sums((self._losses(forward, batch) * counted_BT).sum(), counted_BT.sum(), {})
+            loss: Tensor = forward(inputs, targets_BT)
+            return loss
+        return self._losses(forward(inputs).flatten(0, 1), targets_BT.flatten()).sum()
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return loss in nats per token, perplexity, and bits per byte if the text's length is known."""
         tokens, loss = means["count"], means["loss"]
         perplexity = math.exp(loss) if loss < 700 else math.inf
         result = {f"{self.spec.unit}s": tokens, "loss": loss, "perplexity": perplexity}
-        if self.spec.validation_bytes is not None:
+        if isinstance(self.spec, TextSpec) and self.spec.validation_bytes is not None:
             result["bits_per_byte"] = loss * tokens / math.log(2) / self.spec.validation_bytes
         return result
 
@@ -126,13 +133,11 @@ def baseline(dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -
     return f"N-gram baseline: {ngram_baseline(dataset, cache_dir=cache_dir, log=log)}"
 
 
-def _losses(forward: Forward, batch: Batch) -> Tensor:
-    logits_BTV = full_precision(forward(batch.inputs))
-    targets = batch.targets.flatten()
-    losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets, reduction="none", ignore_index=IGNORED)
-    return losses.view_as(batch.targets)
+def counted_targets(batch: Batch) -> Tensor:
+    """Return the targets (B, T), IGNORED in rows of padding."""
+    targets_BT = batch.targets
+    return targets_BT if batch.weights is None else targets_BT.where(batch.weights[:, None] > 0, IGNORED)
 
 
-def _chunked_losses(forward: Forward, batch: Batch) -> Tensor:
-    logits_BTV = forward(batch.inputs)
-    return cross_entropy(logits_BTV.flatten(0, 1), batch.targets.flatten()).view_as(batch.targets)
+def _cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    return F.cross_entropy(full_precision(logits_NV), targets_N, reduction="none", ignore_index=IGNORED)

@@ -11,8 +11,7 @@ import numpy as np
 
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.text_files import block_size_of, padded, tokenizer_of
-from lib.data.jsonl import read_objects
-from lib.data.subset import held_out_by_hash
+from lib.data.jsonl import read_objects, training_and_validation
 from lib.data.types import ArrayPart, Dataset, TextClassSpec, Tokenizer, TokenTagSpec
 from lib.errors import ConfigError, DataError, raise_faults
 from lib.nn import IGNORED
@@ -40,18 +39,13 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the texts. Raises ConfigError, with file and line, for those that cannot be used."""
     file, tagged = location.files / options.file, location.name == "tagged"
     parse, noun = (_tagged, "tag") if tagged else (_labelled, "label")
-    train, test = read_objects(file, parse), list[Text]()
-    if options.validation == "other":
-        assert options.validation_file is not None
-        test = read_objects(location.files / options.validation_file, parse)
-    else:
-        assert options.validation_pct is not None
-        held_out = held_out_by_hash(["\x1f".join(text.words) for text in train], options.validation_pct)
-        parts = [[text for text, own in zip(train, held_out, strict=True) if own == part] for part in (0, 1)]
-        train, test = parts
-    for part, texts in (("training", train), ("validation", test)):
-        if not texts:
-            raise DataError(f"{file}: no text is left for {part}", todo="add some")
+    train, test = training_and_validation(
+        lambda name: read_objects(location.files / name, parse),
+        options.file,
+        other=options.validation_file,
+        percent=options.validation_pct,
+        key=lambda text: "\x1f".join(text.words),
+    )
     names = tuple(sorted({label for text in train for label in text.labels}, key=_order))
     unknown = [(text, label) for text in test for label in sorted({*text.labels} - {*names})]
     raise_faults(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation, find_file
-from lib.data.datasets.question_answering import huggingface
+from lib.data.datasets.question_answering.huggingface import sizes
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.tokenizers import ByteTokenizer, learned
 from lib.data.types import ArrayPart, Dataset
@@ -281,7 +281,9 @@ def _known(model: str, texts: Sequence[str], *, root: Path) -> tuple[Encoder, in
     """Return tokenizer, vocabulary size and width of a language model, which is not loaded."""
     if model.startswith(HUGGING_FACE):
         folder = folder_of(model, root=root)
-        return huggingface.HuggingFaceTokenizer(folder), *huggingface.sizes(folder)
+        from lib.data.huggingface_tokenizer import HuggingFaceTokenizer  # needs an extra
+
+        return HuggingFaceTokenizer(folder), *sizes(folder)
     if model not in SIZES:
         raise ConfigError(
             f"there is no language model {model!r}",

@@ -23,8 +23,9 @@ from lib.data.datasets.question_answering.data import (
     read_published,
     truncated,
 )
-from lib.data.datasets.question_answering.huggingface import HuggingFaceTokenizer, sizes
+from lib.data.datasets.question_answering.huggingface import sizes
 from lib.data.datasets.question_answering.spec import AnswerSpec
+from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
 from lib.data.tokenizers import ByteTokenizer, learned
 from lib.data.types import ArrayPart
 from lib.errors import ConfigError, DataError
@@ -122,7 +123,7 @@ def test_a_model_that_is_not_known_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_missing_package_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match="transformers is not installed: it is an extra") as found:
+    with pytest.raises(ConfigError, match="the package transformers is needed here") as found:
         opened("toolkit:bytes", "hf:model", root=tmp_path)
     assert "\n" not in str(found.value)
 
@@ -139,9 +140,9 @@ def test_sizes_are_those_of_the_configuration(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra transformers is not installed")
-    with pytest.raises(DataError, match="has no tokenizer that can be read"):
+    with pytest.raises(ConfigError, match="has no tokenizer that can be read"):
         HuggingFaceTokenizer(tmp_path)
-    with pytest.raises(DataError, match="model is not a directory; name another hf:DIRECTORY"):
+    with pytest.raises(ConfigError, match="model is not a directory; name one"):
         HuggingFaceTokenizer(tmp_path / "model")
 
 

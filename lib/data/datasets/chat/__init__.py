@@ -1,0 +1,1 @@
+"""Conversations for the fine-tuning of language models."""

@@ -1,0 +1,84 @@
+"""Conversations from JSON Lines, in one of three formats that the first line decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lib.data.jsonl import read_objects
+from lib.errors import ConfigError
+from lib.plugins import meant
+
+ANSWERS = "assistant"  # the role whose messages are learned
+ROLES = ("system", "developer", "user", ANSWERS, "tool")
+# By the key that tells the format: all keys that are read, the answer last; "input" may be missing.
+FORMATS = {
+    "messages": ("messages",),
+    "prompt": ("prompt", "completion"),
+    "instruction": ("instruction", "input", "output"),
+}
+
+Message = dict[str, str]  # role and content
+
+
+class Conversation(NamedTuple):
+    """A conversation with its place (file:line). It does not begin with an answer, and ends with one."""
+
+    place: str
+    messages: list[Message]
+
+
+def read_conversations(file: Path) -> tuple[list[Conversation], set[str]]:
+    """Read the conversations of a file, and the keys of its lines that are not read.
+
+    Messages after the last answer are left out: nothing is learned of them. Raises ConfigError, with file and
+    line, for a line that cannot be used.
+    """
+    first, unread = "", set[str]()
+
+    def parse(place: str, line: dict[str, Any]) -> Conversation:
+        nonlocal first
+        kind = next((kind for kind in FORMATS if kind in line), "")
+        if kind == "" or kind != (first := first or kind):
+            why = f"it has the keys {', '.join(line)}{first and f', and the first line has {first}'}"
+            todo = "give all lines messages, or prompt and completion, or instruction and output"
+            raise ConfigError(f"{place} is no conversation of the format", why=why, todo=todo)
+        messages = _messages(place, line["messages"]) if kind == "messages" else _pair(place, line, kind)
+        last = max((n for n, each in enumerate(messages) if each["role"] == ANSWERS), default=-1)
+        if last < 1:
+            fault = "begins with an answer" if last == 0 else f"has no message of the {ANSWERS}"
+            raise ConfigError(f"{place} {fault}", todo="leave the line out, or add what is missing")
+        unread.update(line.keys() - {*FORMATS[kind]})
+        return Conversation(place, messages[: last + 1])
+
+    return read_objects(file, parse), unread
+
+
+def _messages(place: str, given: Any) -> list[Message]:
+    if not (isinstance(given, list) and given and all(isinstance(each, dict) for each in given)):
+        raise ConfigError(f'{place}: "messages" is no list of messages', todo='write [{"role": ...}, ...]')
+    for number, message in enumerate(given, start=1):
+        at = f"{place}, message {number}"
+        if (role := message.get("role")) not in ROLES:
+            raise ConfigError(f"{at} has the role {role!r}", todo=meant(role, ROLES))
+        _check_text(at, message, "content", may_be_empty=role != ANSWERS)
+        if further := [name for name in message if name not in ("role", "content")]:
+            raise ConfigError(
+                f"{at} has {further[0]!r}", why="only role and content are read", todo="drop it"
+            )
+    return given
+
+
+def _pair(place: str, line: dict[str, Any], kind: str) -> list[Message]:
+    texts = {"input": ""} | line
+    for name in FORMATS[kind]:
+        _check_text(place, texts, name, may_be_empty=name == "input")
+    *questions, answer = (texts[name] for name in FORMATS[kind])
+    question = "\n\n".join(filter(None, questions))
+    return [{"role": "user", "content": question}, {"role": ANSWERS, "content": answer}]
+
+
+def _check_text(at: str, texts: dict[str, Any], name: str, *, may_be_empty: bool) -> None:
+    found = texts.get(name)
+    if not isinstance(found, str) or not (found or may_be_empty):
+        raise ConfigError(f'{at}: "{name}" is {"empty" if found == "" else "no text"}', todo="give a text")

@@ -1,0 +1,170 @@
+"""Conversations of the user in tokens, of which those of answers count: to fine-tune language models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lib.data.datasets.chat.conversations import Conversation, read_conversations
+from lib.data.datasets.chat.spec import ChatSpec
+from lib.data.datasets.chat.templates import PlainTemplate, Sample, template_of
+from lib.data.datasets.files import DataLocation
+from lib.data.datasets.text_files import block_size_of, tokenizer_of
+from lib.data.jsonl import training_and_validation
+from lib.data.types import ArrayPart, Dataset, Indices
+from lib.errors import ConfigError
+from lib.nn import IGNORED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of lib/data/datasets/chat/Kconfig."""
+
+    file: str
+    validation: Literal["split", "other"]
+    validation_pct: int | None  # the one that `validation` does not name is None
+    validation_file: str | None
+    too_long: Literal["error", "drop", "cut"]
+    packing: bool
+
+
+def open_set(options: Options, location: DataLocation) -> Dataset:
+    """Open the conversations. Raises ConfigError, with file and line, for one that cannot be used."""
+    notes, unread = list[str](), set[str]()
+
+    def read(name: str) -> list[Conversation]:
+        found, others = read_conversations(location.files / name)
+        unread.update(others)
+        return found
+
+    parts = training_and_validation(
+        read,
+        options.file,
+        other=options.validation_file,
+        percent=options.validation_pct,
+        key=lambda each: json.dumps(each.messages, sort_keys=True),
+    )
+    messages = (message for part in parts for each in part for message in each.messages)
+    characters = {each for message in messages for text in PlainTemplate.text(message) for each in text}
+    tokenizer = tokenizer_of(location, characters="".join(sorted(characters)))
+    template, size = template_of(tokenizer), block_size_of(location)
+    train, test = (
+        fitting([template.sample(each) for each in part], size, policy=options.too_long, notes=notes)
+        for part in parts
+    )
+    spec = ChatSpec(
+        name="chat",
+        vocab_size=template.vocab_size,
+        block_size=size,
+        unit=tokenizer.unit,
+        pad=max(template.end, 0),
+        end=template.end,
+        packed=options.packing,
+    )
+    rows, both = (as_rows(train, spec), as_rows(test, spec)), (*train, *test)
+    counted, tokens = sum(sum(each.counts) for each in both), sum(len(each.ids) for each in both)
+    if options.packing:
+        notes.insert(0, f"packed into {rows[0].size} + {rows[1].size} rows")
+    if rewritten := sum(sample.rewritten for sample in both):
+        notes.append(f"the template rewrites earlier answers: {rewritten} count in their last one only")
+    if unread:
+        notes.append(f"keys that are not read: {', '.join(sorted(unread))}")
+    source = (
+        f"chat: {len(train)} + {len(test)} conversations from {location.files / options.file} by "
+        f"{template.name}, at most {max(len(each.ids) for each in both)} {tokenizer.unit}s, "
+        f"{counted / tokens:.1%} of them in answers"
+    )
+    return Dataset(spec, *rows, "; ".join([source, *notes]), tokenizer)
+
+
+def fitting(samples: Sequence[Sample], size: int, *, policy: str, notes: list[str]) -> list[Sample]:
+    """Return the samples with at most `size` tokens; what is lost by the policy is added to `notes`.
+
+    Raises ConfigError for a sample that is too long if the policy is "error", for one without a token that
+    counts, and if no sample is left.
+    """
+    if without := [sample for sample in samples if not any(sample.counts[1:])]:
+        why, todo = "the template gives its answers none", "leave the line out, or mend the template"
+        raise ConfigError(f"{without[0].place} has no token that counts", why=why, todo=todo)
+    long = [sample for sample in samples if len(sample.ids) > size]
+    if long and policy == "error":
+        need = max(len(sample.ids) for sample in long)
+        raise ConfigError(
+            f"{long[0].place} takes {len(long[0].ids):,} tokens, CONFIG_BLOCK_SIZE is {size:,}",
+            why=f"{len(long):,} of {len(samples):,} conversations are longer; the longest takes {need:,}",
+            todo=f"set CONFIG_BLOCK_SIZE={need}, CONFIG_CHAT_TOO_LONG_DROP=y or CONFIG_CHAT_TOO_LONG_CUT=y",
+        )
+    cut = [sample._replace(ids=sample.ids[:size], counts=sample.counts[:size]) for sample in samples]
+    kept = [
+        short
+        for sample, short in zip(samples, cut, strict=True)
+        if len(sample.ids) <= size or (policy == "cut" and any(short.counts[1:]))
+    ]
+    if not kept:
+        raise ConfigError(f"no answer is within CONFIG_BLOCK_SIZE={size} tokens", todo="raise it")
+    if long:
+        before, after = (sum(sum(sample.counts) for sample in each) for each in (samples, kept))
+        dropped, share = len(samples) - len(kept), 1 - after / before
+        lost = f"{dropped} are left out and {len(long) - dropped} cut, {share:.1%} of the tokens that count"
+        notes.append(f"{len(long)} of {len(samples)} conversations are longer than {size}: {lost}")
+    return kept
+
+
+def as_rows(samples: Sequence[Sample], spec: ChatSpec) -> ArrayPart:
+    """Return samples as rows of `spec`."""
+    lengths = [len(sample.ids) for sample in samples]
+    rows = pack(lengths, spec.block_size) if spec.packed else [[number] for number in range(len(samples))]
+    tokens = np.full((len(rows), spec.block_size), spec.pad, np.int64)
+    documents, targets = np.full_like(tokens, -1), np.full(tokens.shape, IGNORED, np.int32)
+    for row, numbers in enumerate(rows):
+        start = 0
+        for document, number in enumerate(numbers):
+            _, ids, counts, _ = samples[number]
+            stop = start + len(ids)
+            tokens[row, start:stop], documents[row, start:stop] = ids, document
+            targets[row, start : stop - 1] = np.where(counts[1:], ids[1:], IGNORED)
+            start = stop
+    return ArrayPart(np.stack((tokens, documents), axis=1) if spec.packed else tokens, targets)
+
+
+def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Return which samples share a row of `size` tokens: the longest first, each in the first row with room.
+
+    A function of the lengths (each at most `size`) alone, so neither ranks nor micro-batches change it.
+    """
+    room, rows = np.full(len(lengths), size), list[list[int]]()
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        row = int((room[: len(rows) + 1] >= lengths[number]).argmax())  # the next one has room
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(number)
+        room[row] -= lengths[number]
+    return rows
+
+
+def show(dataset: Dataset, part: ArrayPart, places: Indices) -> list[str]:
+    """Return rows `places` of a part as text, with what counts in [[ ]]."""
+    texts = []
+    for row, wanted in zip(*part.take(places), strict=True):
+        tokens = row[0] if row.ndim == 2 else row
+        counts = [False, *(wanted[:-1] != IGNORED)]  # a token is the target of the one before it
+        last = int(np.flatnonzero(counts)[-1]) + 1
+        text = ""
+        for count, run in groupby(range(last), key=counts.__getitem__):
+            piece = text_of(tokens[[*run]], dataset)
+            text += f"[[{piece}]]" if count else piece
+        texts.append(f"{last} tokens, {sum(counts)} count: {text!r}")
+    return texts
+
+
+def text_of(tokens: npt.NDArray[np.int64], dataset: Dataset) -> str:
+    """Return tokens as text, with <end> for the end of an answer."""
+    assert isinstance(dataset.spec, ChatSpec) and dataset.tokenizer is not None
+    runs = groupby(tokens.tolist(), key=dataset.spec.end.__eq__)
+    return "".join("<end>" if ends else dataset.tokenizer.decode([*run]) for ends, run in runs)

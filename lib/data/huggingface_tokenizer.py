@@ -1,0 +1,66 @@
+"""Tokenizers of Hugging Face transformers, an optional package, from a folder. Nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lib.data.types import Tokens, Unit
+from lib.errors import ConfigError
+from lib.nn.packages import import_extra
+
+# Of a folder without any, transformers makes a tokenizer that knows no text.
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+class HuggingFaceTokenizer:
+    """Tokenizer of the model in `folder`. Encoding adds no special tokens."""
+
+    name = "huggingface"
+    unit: Unit = "token"
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError without the package, and if the folder has no tokenizer."""
+        transformers = import_extra("transformers")
+        transformers.utils.logging.disable_progress_bar()
+        if not folder.is_dir():  # otherwise transformers takes it for a name on the Hub
+            raise ConfigError(f"{folder} is not a directory", todo="name one that has a tokenizer.json")
+        why = f"it has none of {', '.join(FILES)}"
+        if any((folder / name).is_file() for name in FILES):
+            options = {"local_files_only": True, "trust_remote_code": False}
+            try:
+                self.inner: Any = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
+                why = "" if self.encode("a") else "it gives no token for a text"
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                why = " ".join(str(error).split())[:200]
+        if why:
+            todo = "copy the tokenizer of the model there, or name another folder"
+            raise ConfigError(f"{folder} has no tokenizer that can be read", why=why, todo=todo)
+        self.folder, self.vocab_size = folder, len(self.inner)
+        self.start: int | None = self.inner.bos_token_id
+        self.end: int | None = self.inner.eos_token_id
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`."""
+        ids: list[int] = self.inner.encode(text, add_special_tokens=False)
+        return ids
+
+    def encode_all(self, content: bytes) -> Tokens:
+        """Encode a whole file. Raises UnicodeDecodeError if it is not UTF-8."""
+        return np.array(self.encode(content.decode()), np.uint32)
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        """Decode tokens, special ones by their names."""
+        text: str = self.inner.decode(np.asarray(tokens).tolist(), clean_up_tokenization_spaces=False)
+        return text
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """Return the bytes of each token decoded alone; a part of a character counts as its replacement."""
+        return np.array([len(self.decode([token]).encode()) for token in range(self.vocab_size)], np.int64)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its name and folder."""
+        return {"name": self.name, "folder": str(self.folder)}

@@ -1,0 +1,47 @@
+"""Language models of transformers in their own layout: a directory like the one that they come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from lib.errors import ConfigError
+from lib.nn.model_directory import copy_beside
+from lib.nn.packages import import_extra
+from models.huggingface.causal import Causal
+from models.huggingface.library import EXTRA
+
+
+def require_package() -> Any:
+    """Return the package. Raises ConfigError where it is not installed."""
+    return import_extra(EXTRA)
+
+
+def save(model: Any, path: str) -> None:
+    """Write weights to `path` (model.safetensors), and beside it tokenizer and licence of the directory.
+
+    Raises ConfigError for a model that is no language model.
+    """
+    if not isinstance(model, Causal):
+        why = f"{type(model).__name__} is no causal language model"
+        raise ConfigError(
+            "FORMAT=huggingface is not possible", why=why, todo="FORMAT=safetensors writes weights"
+        )
+    theirs: Any = model
+    theirs.save_pretrained(copy_beside(theirs.config._name_or_path, path), max_shard_size=1 << 60)
+
+
+def configuration(model: Any) -> dict[str, Any]:
+    """Return the content of config.json."""
+    content: dict[str, Any] = json.loads(model.config.to_json_string())
+    return content
+
+
+def from_huggingface(_: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError: weights of this model have the names of transformers anyway."""
+    raise ConfigError(
+        "no weight has a name of the model", why=f"the first is {next(iter(tensors), 'missing')}"
+    )

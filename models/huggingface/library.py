@@ -1,0 +1,117 @@
+"""What classifiers and language models of Hugging Face transformers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lib.errors import ConfigError
+from lib.nn.dropout import Dropout
+from lib.nn.model_directory import HOST
+from lib.nn.packages import import_extra
+
+EXTRA = "transformers"  # the package that it needs
+_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout")
+
+
+def configuration(transformers: Any, folder: str) -> Any:
+    """Return the configuration in `folder`. Raises ConfigError where transformers does not understand it."""
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        what = f"{folder}/config.json is not understood by transformers {transformers.__version__}"
+        raise ConfigError(what, why=" ".join(str(error).split())[:200]) from error
+
+
+def check_length(theirs: Any, block_size: int, folder: str) -> None:
+    """Raise ConfigError where texts are longer than the model has positions."""
+    longest = getattr(theirs, "max_position_embeddings", None) or block_size
+    if block_size > longest:
+        raise ConfigError(
+            f"CONFIG_BLOCK_SIZE={block_size} is too long for {folder}",
+            why=f"it has max_position_embeddings={longest}",
+            todo=f"set CONFIG_BLOCK_SIZE={longest}",
+        )
+
+
+def note(files: Sequence[str]) -> str:
+    """Return for the plan where the weights are from."""
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"weights of {files[0]}{more}" if files else "random weights: the directory has none"
+
+
+def attention_dropout(theirs: Any) -> float:
+    """Return the share of attention weights that is zeroed in training."""
+    return max((getattr(theirs, name, 0) or 0 for name in _ATTENTION_DROPOUT), default=0)
+
+
+def loaded(
+    kind: Any,
+    theirs: Any,
+    folder: str,
+    attention: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    counts: Callable[[Any, str], bool] = lambda *_: True,
+) -> Any:
+    """Return a model of class `kind` with the weights in `folder`.
+
+    counts: of the model and a name: whether that weight must be there. Raises ConfigError for weights that
+    cannot be read, are missing, left over or of another shape.
+    """
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    options |= {
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+        "attn_implementation": attention,
+    }
+    try:
+        with HOST:
+            model, info = kind.from_pretrained(folder, config=theirs, dtype=dtype, **options)
+    except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
+    faults = []
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        found = sorted(each if isinstance(each, str) else each[0] for each in info.get(what, ()))
+        wrong = [key for key in found if counts(model, key)]
+        if wrong:
+            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            faults.append(f"{len(wrong)} {what.partition('_')[0]} ({wrong[0]}{more})")
+    if faults:
+        todo = "give the weights of this config.json, and data of the model's own image size or vocabulary"
+        raise ConfigError(f"the weights in {folder} do not fit", why=", ".join(faults), todo=todo)
+    return model
+
+
+def key_attention(model: nn.Module, rate: float) -> None:
+    """Give the modules that compute attention a dropout by sample."""
+    named = [one for one in model.modules() if "Attention" in type(one).__name__]
+    inner = [one for one in named if not any("Attention" in type(child).__name__ for child in one.children())]
+    for site, module in enumerate(inner):
+        module.add_module("keyed_dropout", Dropout(rate, site=site))
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention (N, heads, T, D) whose dropout is a function of the sample, as transformers calls it."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = query @ key.transpose(-1, -2) * scale
+    for bias in (position_bias, attention_mask):
+        scores = scores if bias is None else scores + bias[..., : key.shape[-2]]
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    weights = module.keyed_dropout(torch.softmax(scores, dim=-1, dtype=dtype).to(query.dtype))
+    return (weights @ value).transpose(1, 2).contiguous(), weights

@@ -1,0 +1,181 @@
+"""The task chat: every token of an answer weighs the same, and exact match is what greedy decoding writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lib.data.datasets.chat.data import as_rows
+from lib.data.loader import Batch
+from lib.devices.base import Backend
+from lib.nn import IGNORED
+from lib.nn.model_code import build_model
+from tests.support.chats import PAD, chat_spec, random_chats, random_samples
+from tests.support.tokens import BLOCK, VOCAB, small_lm_config
+from tests.support.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan, trained
+from train.generate import Sampling, continue_tokens
+from train.job import evaluate
+from train.tasks.base import Forward, Sums, Totals, make_task
+from train.tasks.chat import exhibits as chat_exhibits
+from train.tasks.chat import task as chat
+
+EXACT = 1e-12
+CONFIG = small_lm_config(task="chat", max_steps=2, learning_rate=0.05)
+PACKED = pytest.mark.parametrize("packed", [False, True], ids=["alone", "packed"])
+
+
+class MeanOfMeans(Wrapped):
+    """The mean over micro-batches of the mean over their tokens: what is wrong elsewhere."""
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        sums = super().training(forward, batch)
+        return Sums(sums.loss / sums.count, torch.ones((), dtype=torch.int64), {})
+
+
+@pytest.mark.slow
+@PACKED
+def test_the_micro_batch_changes_no_gradient(packed: bool) -> None:
+    data = random_chats(CONFIG, train=16, test=5, packed=packed)
+    counts = (data.dataset.train.take()[1] != IGNORED).sum(axis=1)
+    assert counts.max() >= 6 * counts.min()
+
+    def weights(size: int, **wrapped: Any) -> dict[str, Tensor]:
+        return trained(small_job(CONFIG, small_plan(*[size] * (8 // size)), data, **wrapped))
+
+    expected = weights(8)
+    for size in (1, 2, 4):
+        assert largest_difference(expected, weights(size)) <= EXACT
+    assert largest_difference(weights(8, task=MeanOfMeans), weights(1, task=MeanOfMeans)) > 1e-4
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_loss_is_the_mean_over_the_tokens_that_count(chunked: bool) -> None:
+    config = CONFIG.replace(chunked_cross_entropy=chunked)
+    data = random_chats(config, train=8, test=5)
+    job = small_job(config, small_plan(2, 2), data)
+    inputs, targets = map(torch.from_numpy, data.dataset.test.take())
+    logits = job.model.eval()(inputs)
+    expected = F.cross_entropy(logits.detach().flatten(0, 1), targets.long().flatten(), ignore_index=IGNORED)
+    found = evaluate(job)
+    assert found["loss"] == pytest.approx(float(expected), rel=EXACT)
+    assert found["bytes"] == int((targets != IGNORED).sum())
+    assert found["perplexity"] == pytest.approx(float(expected.exp()), rel=EXACT)
+
+
+def table(seed: int = 0) -> Callable[[Tensor], Tensor]:
+    """Logits that depend on the last token alone, of packed rows, too."""
+    rows = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return lambda inputs: rows[inputs[:, 0] if inputs.dim() == 3 else inputs]
+
+
+@PACKED
+def test_exact_match_is_what_greedy_decoding_writes(packed: bool) -> None:
+    """Of conversations with one answer, half of which follow the model for as long as luck has it."""
+    forward, random = table(), np.random.default_rng(0)
+    likeliest = forward(torch.arange(VOCAB)[None])[0].argmax(dim=1).tolist()
+    samples, exact = [], 0
+    for sample in random_samples(200):
+        length = int(random.integers(1, 4))
+        ids = [*sample.ids[: int(random.integers(1, 3))]]
+        start = len(ids)
+        for _ in range(length):
+            ids.append(likeliest[ids[-1]] if random.random() < 0.8 else int(random.integers(0, PAD)))
+        samples.append(sample._replace(ids=ids, counts=[place >= start for place in range(len(ids))]))
+        sampling = Sampling(temperature=0.0, top_k=0, tokens=length, seed=0)
+        device = torch.device("cpu")
+        given = continue_tokens(forward, ids[:start], sampling=sampling, block_size=BLOCK, device=device)
+        exact += given == ids[start:]
+    assert 60 < exact < 190
+    spec, totals = chat_spec(packed=packed), Totals()
+    inputs, targets = map(torch.from_numpy, as_rows(samples, spec).take())
+    assert (len(inputs) < len(samples)) == packed
+    task = make_task(CONFIG.replace(chunked_cross_entropy=False), spec)
+    weights = torch.ones(len(inputs), dtype=torch.float64)
+    for part in torch.arange(len(inputs)).split(7):
+        totals.add(task.evaluation(forward, Batch(inputs[part], targets[part].long(), weights[part])))
+    found = task.report(totals.means(Backend("cpu")))
+    assert found["exact_match"] == pytest.approx(exact / len(samples), rel=EXACT)
+    none = task.evaluation(forward, Batch(inputs, targets.long(), 0 * weights))
+    assert [int(each) for each in (none.count, *none.metrics.values())] == [0, 0, 0]
+
+
+def test_logits_of_all_rows_are_never_there_where_the_model_takes_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, rows = random_chats(CONFIG, train=8, test=6), list[int]()
+    job = small_job(CONFIG, small_plan(6, 2), data)
+    whole = evaluate(job)
+    monkeypatch.setattr(chat, "_LOGITS", 2 * BLOCK * VOCAB)
+    job.model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    assert evaluate(job) == pytest.approx(whole, rel=EXACT) and max(rows) == 2
+    rows.clear()
+    evaluate(
+        dataclasses.replace(
+            job, task=make_task(CONFIG.replace(chunked_cross_entropy=False), data.dataset.spec)
+        )
+    )
+    assert max(rows) == 6
+
+
+@pytest.mark.parametrize("recompute", ["none", "all"])
+def test_packed_conversations_do_not_see_each_other(recompute: str) -> None:
+    config = CONFIG.replace(grad_checkpoint=recompute)
+    job = small_job(config, small_plan(1), random_chats(config, train=4, test=2, packed=True))
+    samples = [sample for sample in random_samples(40) if len(sample.ids) <= 3]
+    inputs = torch.from_numpy(as_rows(samples, chat_spec(packed=True)).inputs)
+    packed, leaking, alone = job.model(inputs), job.model(inputs[:, 0]), 0
+    for row, (tokens, documents) in enumerate(inputs):
+        for document in range(int(documents.max()) + 1):
+            places = documents == document
+            expected = job.model(tokens[places][None])[0]
+            torch.testing.assert_close(packed[row, places], expected, rtol=0, atol=EXACT)
+            alone += torch.allclose(leaking[row, places], expected, rtol=0, atol=1e-4)
+    assert alone <= len(inputs) < len(samples) / 2, "only what is first in its row sees nothing before it"
+
+
+def test_a_report_shows_answers_up_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random_chats(CONFIG, train=4, test=4)
+
+    class Names:
+        vocab_size = PAD
+
+        def decode(self, tokens: list[int]) -> str:
+            return "".join(f"<{token}>" for token in tokens)
+
+    dataset = dataclasses.replace(data.dataset, tokenizer=Names())  # type: ignore[arg-type]
+    job = small_job(CONFIG, small_plan(4), data, record=MemoryRecord())
+    monkeypatch.setattr(
+        chat_exhibits, "continuation", lambda _, prompt, sampling, **__: [prompt[-1], sampling.end]
+    )
+    (block,) = chat_exhibits.exhibits(job, dataset, iter([7]))
+    text = str(block["text"])
+    assert block["title"] == "Answers after step 7" and text.count("Prompt: ") == chat_exhibits.SHOWN
+    inputs, targets = (each[0] for each in dataset.test.take())
+    last = int(np.flatnonzero(targets != IGNORED)[-1])
+    assert text.splitlines()[1].endswith(f"<{targets[last]}>")
+    assert text.splitlines()[2] == f"Given: <{inputs[last]}><end>" or targets[last - 1] != IGNORED
+
+
+def test_generation_stops_at_the_end() -> None:
+    forward = table()
+    sampling = Sampling(temperature=0.0, top_k=0, tokens=5, seed=0)
+    options: dict[str, Any] = {"block_size": BLOCK, "device": torch.device("cpu")}
+    whole = continue_tokens(forward, [1], sampling=sampling, **options)
+    ended = dataclasses.replace(sampling, end=whole[1])
+    assert len(whole) == 5
+    assert continue_tokens(forward, [1], sampling=ended, **options) == whole[: whole.index(whole[1]) + 1]
+
+
+def test_what_is_no_logit_per_token_is_told() -> None:
+    spec = chat_spec(packed=True)
+    assert chat.fault(torch.zeros(2, BLOCK, VOCAB), spec, rows=2) == ""
+    assert chat.fault(torch.zeros(2, VOCAB), spec, rows=2) == f"not logits (2, {BLOCK}, {VOCAB})"
+    model = build_model("gpt2", CONFIG.model_options, spec, seed=0)
+    assert not hasattr(model, "pipeline_stages"), "stages send hidden states of unpacked rows of a text"

@@ -1,0 +1,200 @@
+"""Adapters of a configured model: adding them, what they belong to, and files as PEFT writes them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lib import plugins
+from lib.config import Config
+from lib.data.types import Spec
+from lib.errors import ConfigError
+from lib.kconf import values_from_json
+from lib.nn import lora
+from lib.nn.model_code import load_model
+from lib.nn.weights import head_of, is_adapter, read_metadata, read_weights
+from lib.runs import checkpoint
+from lib.runs.directory import RunDir
+from lib.runs.weight_files import OPTION, WeightFiles, find_weights
+
+FILE, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+_PEFT = re.compile(rf"{re.escape(_PREFIX)}(.+?)((?<=lora_[AB])\.weight)?")
+_OF_DATA = ("classes", "tags", "targets")  # fields of a spec, whose number is that of the head's outputs
+# What other settings of PEFT would make another function of the same weights.
+_PLAIN: dict[str, Any] = {
+    "peft_type": "LORA", "use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "bias": "none",
+    "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False,
+}  # fmt: skip
+
+
+def add(model: nn.Module, config: Config, spec: Spec) -> None:
+    """Add the configured adapters to a new `model`. The head is trained, too, where the data size it."""
+    rank, alpha = config.weights.lora_rank, config.weights.lora_alpha
+    assert rank and alpha
+    lora.adapt(
+        model,
+        rank=rank,
+        alpha=alpha,
+        dropout=config.weights.lora_dropout or 0.0,
+        targets=config.weights.lora_targets or "",
+        train=config.weights.lora_train or "",
+        head=head_of(model, getattr(load_model(config.model), "HEAD", None)),
+        trains_head=config.weights.reset_head or any(hasattr(spec, name) for name in _OF_DATA),
+        four_bit=config.weights.adapt == "qlora",
+        seed=config.seed,
+    )
+
+
+def settle(model: nn.Module, config: Config, device: torch.device, *, contents: bool) -> dict[str, Any]:
+    """Store frozen layers in 4 bits on `device` if that is configured; return what the adapters belong to.
+
+    contents: with a hash of the frozen weights, which are in `model` now.
+    """
+    facts = base_facts(model, config, contents=contents)
+    if config.weights.adapt == "qlora":
+        from lib.nn.four_bit import pack
+
+        pack(model, device)
+    return facts
+
+
+def base_facts(model: nn.Module, config: Config, *, contents: bool) -> dict[str, Any]:
+    """Return `lora.base_facts` of the configured adapters."""
+    rank, alpha = config.weights.lora_rank, config.weights.lora_alpha
+    assert rank and alpha
+    return lora.base_facts(model, rank=rank, alpha=alpha, contents=contents)
+
+
+def format_trained(model: nn.Module, config: Config) -> str:
+    """Format what is trained, and how many parameters."""
+    layers, weights = lora.adapted(model), dict(model.named_parameters())
+    trained = {name: each.numel() for name, each in weights.items() if each.requires_grad}
+    whole = [name for name in trained if not is_adapter(name)]
+    bits = ", of frozen weights in 4 bits" if config.weights.adapt == "qlora" else ""
+    count = f"{sum(trained.values()):,} of {sum(each.numel() for each in weights.values()):,} parameters"
+    beside = f", with all of {', '.join(whole)}" if whole else ""
+    return f"Adapters: {len(layers)} layers, rank {config.weights.lora_rank}{bits}; trained: {count}{beside}"
+
+
+# Stored adapters
+
+
+def own_names(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `given` by our names: those of PEFT's files lose what PEFT adds."""
+    matches = {name: _PEFT.fullmatch(name) for name in given}
+    return {found[1] if (found := matches[name]) else name: each for name, each in given.items()}
+
+
+def base_of(found: WeightFiles, config: Config) -> WeightFiles | None:
+    """Return the weights that the adapters `found` were trained on; None where the model has them.
+
+    Raises ConfigError where those are not there any more.
+    """
+    if config.model_options.get("dir"):
+        return None
+    if found.checkpoint is not None:
+        run = RunDir(found.checkpoint[0].parent)
+        named = values_from_json(run.read_json("values")).get("INITIAL_WEIGHTS")
+    else:
+        named = _settings(found).get("base_model_name_or_path")
+    folders = (config.weights.weights_dir, config.data_dir or "")
+    return find_weights(str(named), root=plugins.ROOT, folders=folders) if named else None
+
+
+def base_dtype(config: Config, found: WeightFiles | None = None) -> torch.dtype:
+    """Return the widest stored type of the weights that a run, or adapters `found`, started from."""
+    named = config.model_options.get("dir") or config.weights.initial_weights
+    folders = (config.weights.weights_dir, config.data_dir or "")
+    try:
+        found = found or find_weights(str(named), root=plugins.ROOT, folders=folders)
+    except ConfigError:  # it started from random ones
+        return torch.float32
+    given = read_weights(found)
+    if any(map(is_adapter, own_names(given))):
+        below = base_of(found, config)
+        return torch.float32 if below is None else base_dtype(config, below)
+    types = [each.dtype for each in given.values() if each.is_floating_point()]
+    return functools.reduce(torch.promote_types, types)
+
+
+def check_fit(model: nn.Module, found: WeightFiles, config: Config) -> str:
+    """Return a note on the base of the adapters `found`. Raises ConfigError where they are for another."""
+    fault = f"{OPTION}={found.path} does not fit"
+    if found.checkpoint is not None:
+        loaded = checkpoint.load(found.checkpoint[0], which=found.checkpoint[1], log=lambda _: None)
+        known = loaded[1]["adapters"] if loaded else {}
+    else:
+        settings = _settings(found)
+        for name, plain in _PLAIN.items():
+            if (value := settings.get(name, plain)) != plain:
+                what = f"{fault}: its {name} is {json.dumps(value)}, and {json.dumps(plain)} is supported"
+                raise ConfigError(what, todo="merge them with PEFT, and start from the merged weights")
+        known = json.loads(read_metadata(found.files[0]).get("anneal", "{}"))
+        known |= {"rank": settings["r"], "alpha": settings["lora_alpha"]}
+    own = base_facts(model, config, contents=not next(model.parameters()).is_meta)
+    for name in ("rank", "alpha"):
+        if known[name] != own[name]:
+            symbol = f"CONFIG_LORA_{name.upper()}"
+            what = f"{fault}: its adapters have {name} {known[name]}, and {symbol}={own[name]}"
+            raise ConfigError(what, todo=f"set {symbol}={known[name]}")
+    if known.get("shapes", own["shapes"]) != own["shapes"]:
+        why, todo = "its frozen weights had other names or shapes", "give them their base"
+        raise ConfigError(f"{fault}: its adapters are for another model", why=why, todo=todo)
+    if "shapes" not in known:
+        return "their base is not recorded, and names and shapes fit; "
+    if "weights" in known and known["weights"] != own.get("weights", known["weights"]):
+        return "warning: they were trained on other values of the frozen weights; "
+    return ""
+
+
+def _settings(found: WeightFiles) -> dict[str, Any]:
+    """Return the content of adapter_config.json beside the weights. Raises ConfigError."""
+    file = found.files[0].with_name(SETTINGS)
+    try:
+        settings: dict[str, Any] = json.loads(file.read_bytes())
+        return settings | {name: int(settings[name]) for name in ("r", "lora_alpha")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what, why = f"{OPTION}={found.path} has adapters", f"{file.name} beside them: {error}"
+        raise ConfigError(what, why=why, todo="give the folder that PEFT or make export wrote") from error
+
+
+def write(model: nn.Module, config: Config, facts: Mapping[str, Any], folder: Path) -> dict[str, Tensor]:
+    """Write the adapters of `model`, and what is trained whole, to `folder`; return them by PEFT's names.
+
+    facts: what they belong to (`settle`). Raises ConfigError for what those files cannot hold.
+    """
+    from safetensors.torch import save_file
+
+    trained = {n: w for n, w in model.named_parameters(remove_duplicate=False) if w.requires_grad}
+    owners = sorted({name.rpartition(".")[0] for name in trained if not is_adapter(name)})
+    if "" in owners:
+        name = next(name for name in trained if "." not in name)
+        what = f"FORMAT=adapter cannot hold {name}, which is in no module"
+        raise ConfigError(what, why="PEFT stores whole modules", todo="write the merged weights: MERGE=y")
+    tensors = {f"{_PREFIX}{name}.weight": each for name, each in trained.items() if is_adapter(name)}
+    for owner in owners:
+        held = model.get_submodule(owner).state_dict()
+        tensors |= {f"{_PREFIX}{owner}.{name}": each for name, each in held.items()}
+    tensors = {name: each.detach().cpu().clone() for name, each in tensors.items()}
+    save_file(tensors, folder / FILE, metadata={"format": "pt", "anneal": json.dumps(dict(facts))})
+    settings = _PLAIN | {
+        "base_model_name_or_path": config.model_options.get("dir") or config.weights.initial_weights or None,
+        "r": config.weights.lora_rank,
+        "lora_alpha": config.weights.lora_alpha,
+        "lora_dropout": config.weights.lora_dropout,
+        "target_modules": sorted(lora.adapted(model)),
+        "modules_to_save": owners or None,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "task_type": None,
+    }
+    (folder / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")
+    return tensors
