@@ -142,6 +142,13 @@ def test_a_template_that_tells_no_beginning_is_refused(tmp_path: Path) -> None:
         sampled(tokenizer_at(tmp_path, "{{ messages[0].nothing.more }}"))
 
 
+def test_the_date_of_a_template_does_not_change_the_data(tmp_path: Path) -> None:
+    dated = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %A') }}{% endif %}" + PLAIN
+    tokenizer, made, sample = sampled(tokenizer_at(tmp_path, dated))
+    assert tokenizer.decode(sample.ids).startswith("26 Jul 2024, Friday<|bos|>")
+    assert made.name.endswith(" at 2024-07-26") and len(counted(tokenizer, sample)) == 2
+
+
 def test_a_template_runs_in_a_sandbox(tmp_path: Path) -> None:
     code = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(ConfigError, match="here:7: the chat template refuses"):
