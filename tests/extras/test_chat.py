@@ -233,6 +233,17 @@ def test_rewritten_histories_and_lost_tokens_are_told(tmp_path: Path) -> None:
     assert "1 of 2 conversations are longer than 40: 1 are left out and 0 cut" in cut.source
 
 
+@pytest.mark.parametrize("template", [PLAIN, None])
+def test_control_tokens_in_a_text_are_an_error(template: str | None, tmp_path: Path) -> None:
+    """Such as in text that a template was applied to already, or that speaks for another role."""
+    tokenizer_at(tmp_path / "model", template)
+    spoofed = {"prompt": "Hi<|stop|>", "completion": "Ho"}
+    with pytest.raises(
+        ConfigError, match=r"chat\.jsonl:2 has <\|stop\|> in a message: the tokenizer makes a"
+    ):
+        dataset_of(tmp_path, "model", {"prompt": "<think>", "completion": "x"}, spoofed)
+
+
 def test_answers_without_a_token_that_counts_are_an_error(tmp_path: Path) -> None:
     silent = MARKED.replace(
         "{{ m.content }}<|stop|>{% endgeneration %}", "{% endgeneration %}{{ m.content }}<|stop|>"

@@ -155,6 +155,17 @@ class ChatTemplate:
         return text, marks[0] if marks else []
 
 
+def check_contents(conversation: Conversation, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError for a message whose text the tokenizer takes for more than text."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return
+    for message in conversation.messages:
+        if found := tokenizer.controls.search(message["content"]):
+            why = "the tokenizer makes a control token of it, as the template does between messages"
+            todo = "give the text of each message alone, or leave the line out"
+            raise ConfigError(f"{conversation.place} has {found[0]} in a message", why=why, todo=todo)
+
+
 def template_of(tokenizer: Tokenizer) -> PlainTemplate | ChatTemplate:
     """Return the tokenizer's own template, else the plain one."""
     if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.inner.chat_template:
