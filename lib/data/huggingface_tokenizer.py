@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class HuggingFaceTokenizer:
             todo = "copy the tokenizer of the model there, or name another folder"
             raise ConfigError(f"{folder} has no tokenizer that can be read", why=why, todo=todo)
         self.folder, self.vocab_size = folder, len(self.inner)
+        added = self.inner.added_tokens_decoder.values()
+        names = [re.escape(token.content) for token in added if token.special]
+        self.controls = re.compile("|".join(names) or "$^")  # what is never text
         self.start: int | None = self.inner.bos_token_id
         self.end: int | None = self.inner.eos_token_id
 

@@ -81,7 +81,7 @@ def test_a_missing_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mask_that_lets_one_token_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lenient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def lenient(q: Tensor, k: Tensor, v: Tensor, _: Tensor | None) -> Tensor:
         seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 

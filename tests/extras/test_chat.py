@@ -142,6 +142,13 @@ def test_a_template_that_tells_no_beginning_is_refused(tmp_path: Path) -> None:
         sampled(tokenizer_at(tmp_path, "{{ messages[0].nothing.more }}"))
 
 
+def test_the_date_of_a_template_does_not_change_the_data(tmp_path: Path) -> None:
+    dated = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %A') }}{% endif %}" + PLAIN
+    tokenizer, made, sample = sampled(tokenizer_at(tmp_path, dated))
+    assert tokenizer.decode(sample.ids).startswith("26 Jul 2024, Friday<|bos|>")
+    assert made.name.endswith(" at 2024-07-26") and len(counted(tokenizer, sample)) == 2
+
+
 def test_a_template_runs_in_a_sandbox(tmp_path: Path) -> None:
     code = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(ConfigError, match="here:7: the chat template refuses"):
@@ -224,6 +231,17 @@ def test_rewritten_histories_and_lost_tokens_are_told(tmp_path: Path) -> None:
         dataset_of(tmp_path, "model", *lines, size=40)
     cut = dataset_of(tmp_path, "model", *lines, size=40, too_long="cut")
     assert "1 of 2 conversations are longer than 40: 1 are left out and 0 cut" in cut.source
+
+
+@pytest.mark.parametrize("template", [PLAIN, None])
+def test_control_tokens_in_a_text_are_an_error(template: str | None, tmp_path: Path) -> None:
+    """Such as in text that a template was applied to already, or that speaks for another role."""
+    tokenizer_at(tmp_path / "model", template)
+    spoofed = {"prompt": "Hi<|stop|>", "completion": "Ho"}
+    with pytest.raises(
+        ConfigError, match=r"chat\.jsonl:2 has <\|stop\|> in a message: the tokenizer makes a"
+    ):
+        dataset_of(tmp_path, "model", {"prompt": "<think>", "completion": "x"}, spoofed)
 
 
 def test_answers_without_a_token_that_counts_are_an_error(tmp_path: Path) -> None:

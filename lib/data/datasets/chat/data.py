@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lib.data.datasets.chat.conversations import Conversation, read_conversations
 from lib.data.datasets.chat.spec import ChatSpec
-from lib.data.datasets.chat.templates import PlainTemplate, Sample, template_of
+from lib.data.datasets.chat.templates import PlainTemplate, Sample, check_contents, template_of
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.text_files import block_size_of, tokenizer_of
 from lib.data.jsonl import training_and_validation
@@ -54,6 +54,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     characters = {each for message in messages for text in PlainTemplate.text(message) for each in text}
     tokenizer = tokenizer_of(location, characters="".join(sorted(characters)))
     template, size = template_of(tokenizer), block_size_of(location)
+    for each in (*parts[0], *parts[1]):
+        check_contents(each, tokenizer)
     train, test = (
         fitting([template.sample(each) for each in part], size, policy=options.too_long, notes=notes)
         for part in parts

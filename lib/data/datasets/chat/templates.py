@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date
 from typing import NamedTuple
 
 from lib.data.datasets.chat.conversations import ANSWERS, Conversation, Message
@@ -13,6 +14,9 @@ from lib.errors import ConfigError
 from lib.nn.packages import import_extra
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_TODAY = date(2024, 7, 26)  # of templates that tell it: with data of another day no run is resumed
+_CODES = "".join(f"|replace('%{code}', '{_TODAY:%{code}}')" for code in "aAbBdHmMSyY")
+_DATED = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{% endmacro %}}\n"
 
 
 class Sample(NamedTuple):
@@ -79,6 +83,8 @@ class ChatTemplate:
             what = f"the tokenizer in {tokenizer.folder} does not tell the places of its tokens"
             raise ConfigError(what, todo="convert it to a tokenizer.json")
         self._template: str = self._inner.get_chat_template()
+        if "strftime_now" in self._template:
+            self.name, self._template = f"{self.name} at {_TODAY}", _DATED + self._template
         self._has_marks = bool(_MARK.search(self._template))
         self._special = {*self._inner.all_special_ids, *self._inner.added_tokens_decoder}
         self._end, self._usual_end = -1, -1 if tokenizer.end is None else tokenizer.end
@@ -147,6 +153,17 @@ class ChatTemplate:
             what = f"{conversation.place}: the chat template refuses these messages"
             raise ConfigError(what, why=why, todo=todo) from error
         return text, marks[0] if marks else []
+
+
+def check_contents(conversation: Conversation, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError for a message whose text the tokenizer takes for more than text."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return
+    for message in conversation.messages:
+        if found := tokenizer.controls.search(message["content"]):
+            why = "the tokenizer makes a control token of it, as the template does between messages"
+            todo = "give the text of each message alone, or leave the line out"
+            raise ConfigError(f"{conversation.place} has {found[0]} in a message", why=why, todo=todo)
 
 
 def template_of(tokenizer: Tokenizer) -> PlainTemplate | ChatTemplate:
