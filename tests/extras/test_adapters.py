@@ -19,6 +19,7 @@ from lib.errors import ConfigError
 from lib.nn import four_bit, lora
 from lib.nn.weights import head_of, is_adapter
 from lib.runs.weight_files import find_weights
+from tests.e2e.runner import TINY, Runner
 from tests.extras import foreign, zoo
 from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import (
@@ -259,3 +260,39 @@ def test_files_tell_what_they_belong_to(tmp_path: Path) -> None:
         metadata = file.metadata()
     assert json.loads(metadata["anneal"]).keys() == {"rank", "alpha", "shapes", "weights"}
     assert metadata["format"] == "pt"
+
+
+# Whole runs
+
+GPT2 = {"SIZE_CUSTOM": "y", "LAYERS": "2", "HEADS": "2", "WIDTH": "32", "PAD_VOCAB": "64"}
+
+
+def test_a_run_in_4_bits_from_a_run_to_files_and_to_another_run(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{n} is followed by {n + 1}.\n" for n in range(3000)))
+    settings = {name: value for name, value in TINY.items() if name != "CONFIG_DATA_LIMIT"}
+    settings |= {f"CONFIG_GPT2_{name}": value for name, value in GPT2.items()} | {
+        "CONFIG_DATASET_TEXT_FILES": "y",
+        "CONFIG_DATA_DIR": str(text),
+        "CONFIG_BLOCK_SIZE": "16",
+        "CONFIG_MAX_STEPS": "3",
+        "CONFIG_DEVICE_CPU": "y",
+    }
+    base, own, more = (Runner(tmp_path / name) for name in ("base", "own", "more"))
+    for runner in (base, own, more):
+        runner.folder.mkdir()
+    base.configure("gpt2-tiny", settings)
+    base.run("train")
+    start = {"CONFIG_INITIAL_WEIGHTS": str(base.runs), "CONFIG_ADAPT_QLORA": "y", "CONFIG_LORA_RANK": "4"}
+    own.configure("gpt2-tiny", settings | start)
+    assert "Adapters: 8 layers, rank 4, of frozen weights in 4 bits; trained: 4,096 of" in own.run("train")
+    out, merged = tmp_path / "adapters", tmp_path / "merged"
+    own.run("export", "--format", "adapter", "--directory", str(out))
+    files = {path.name for path in out.iterdir()}
+    assert files == {adapters.FILE, adapters.SETTINGS, "README.md", "model.json", "check.npz"}
+    told = own.run("export", "--merge", "y", "--directory", str(merged))
+    assert "8 layers were in 4 bits: their merged weights are not those of the base" in told
+    assert "merged, in float32: loss" in told and "at most " in told
+    assert {"config.json", "model.safetensors"} <= {path.name for path in merged.iterdir()}
+    more.configure("gpt2-tiny", settings | start | {"CONFIG_INITIAL_WEIGHTS": str(out)})
+    assert "28 weights match; adapters: 16 weights match" in more.run("train")
