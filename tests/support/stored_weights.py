@@ -28,9 +28,9 @@ def header(names: Mapping[str, Any], *, data: bytes = b"", length: int | None = 
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
-def safetensors(tensors: Mapping[str, Tensor], *, pad: bool = True) -> bytes:
+def safetensors(tensors: Mapping[str, Tensor], *, pad: bool = True, **metadata: str) -> bytes:
     """`tensors` in a file of safetensors; without `pad` their numbers may be at odd places."""
-    names: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    names: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     data = b""
     for name, tensor in tensors.items():
         own = bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
