@@ -179,7 +179,7 @@ def write(model: nn.Module, config: Config, facts: Mapping[str, Any], folder: Pa
         name = next(name for name in trained if "." not in name)
         what = f"FORMAT=adapter cannot hold {name}, which is in no module"
         raise ConfigError(what, why="PEFT stores whole modules", todo="write the merged weights: MERGE=y")
-    tensors = {f"{_PREFIX}{name}.weight": each for name, each in trained.items() if is_adapter(name)}
+    tensors: dict[str, Tensor] = {f"{_PREFIX}{name}.weight": each for name, each in trained.items() if is_adapter(name)}
     for owner in owners:
         held = model.get_submodule(owner).state_dict()
         tensors |= {f"{_PREFIX}{owner}.{name}": each for name, each in held.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -93,7 +93,7 @@ def adapt(
     for name, layer in layers.items() if four_bit else ():
         if name not in of_head and id(layer.weight) not in held:
             _check_plain(name, layer)
-            layer.__class__ = _subclass(FourBitLinear, type(layer))
+            layer.__class__ = _subclass(FourBitLinear, cast(Any, type(layer)))
 
 
 def _chosen(model: nn.Module, layers: Collection[str], targets: str, of_head: set[str]) -> set[str]:
@@ -131,7 +131,7 @@ def _not_linear(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _add(layer: nn.Linear, *, rank: int, scale: float, dropout: float, site: int) -> None:
     options: dict[str, Any] = {"dtype": torch.float32, "device": layer.weight.device}
-    layer.__class__ = _subclass(LoraLinear, type(layer))
+    layer.__class__ = _subclass(LoraLinear, cast(Any, type(layer)))
     layer.lora_A = nn.Parameter(torch.empty(rank, layer.in_features, **options))
     layer.lora_B = nn.Parameter(torch.zeros(layer.out_features, rank, **options))
     nn.init.kaiming_uniform_(layer.lora_A, a=5**0.5)
@@ -191,7 +191,7 @@ def merge(model: nn.Module, dtype: torch.dtype | None = None) -> int:
             del layer.lora_A, layer.lora_B, layer.lora_dropout
         del layer.weight
         layer.weight = nn.Parameter(weight.to(own), requires_grad=False)
-        layer.__class__ = layer.plain  # type: ignore[union-attr]
+        layer.__class__ = cast(Any, layer.plain)
     for weight in model.parameters() if dtype is not None else ():
         weight.copy_(weight.to(dtype))
     return restored
@@ -207,7 +207,7 @@ def base_facts(model: nn.Module, *, rank: int, alpha: float, contents: bool) -> 
         if not weight.requires_grad:
             shapes.update(f"{name} {tuple(weight.shape)}".encode())
             if contents:
-                values.update(weight.detach().cpu().float().contiguous().view(torch.uint8).numpy())
+                values.update(weight.detach().cpu().float().contiguous().view(torch.uint8).numpy().tobytes())
     known = {"rank": rank, "alpha": alpha, "shapes": shapes.hexdigest()}
     return known | ({"weights": values.hexdigest()} if contents else {})
 
