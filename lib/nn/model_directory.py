@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from lib.errors import ConfigError, os_errors
-from lib.plugins import ROOT
+from lib.plugin_folders import ROOT
 
 
 def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...]]:
