@@ -105,6 +105,18 @@ def os_errors(action: str, *, todo: str = "") -> Iterator[None]:
         raise os_error(action, error, todo=todo) from error
 
 
+def meant(name: object, known: Any, *, listed: str = "") -> str:
+    """Return advice for a `name` that is none of `known`. listed: where they are, if too many to name."""
+    import difflib  # only after an error: the import is slow
+
+    most = 3 if listed else 1
+    begun = [one for one in known if one.startswith(str(name))][:most]  # acc for accuracy
+    close = " or ".join(difflib.get_close_matches(str(name), known, n=most) or begun)
+    if listed:
+        return f"did you mean {close}? {listed}" if close else listed
+    return f"did you mean {close}?" if close else f"there are {', '.join(sorted(known))}"
+
+
 def report(error: ToolkitError) -> int:
     """Print `error` to stderr and return its exit status. Values of a user that fill lines are shortened."""
     findings = error.findings if isinstance(error, ConfigError) else ()

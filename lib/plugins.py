@@ -8,9 +8,7 @@ plug-in or to tell its symbols, so that configuring stays light.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +16,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lib.errors import ConfigError
+from lib import plugin_folders
+from lib.errors import ConfigError, meant
+from lib.plugin_folders import definitions_in, external, shown, symbols_of
 
-ROOT = Path(__file__).resolve().parents[1]
-EXTERNAL = "ANNEAL_EXTERNAL"  # environment variable with the folder of EXTERNAL=
 _ABOVE = __name__.removesuffix("lib.plugins")  # the package that holds this tree for `import anneal`, else ""
 _TASK = re.compile(r'^TASK(?:: \w+)? = "(\w+)"', re.MULTILINE)
-_DEFINITION = re.compile(r"^(?:menu)?config (\w+)\n((?:[ \t].*\n|\n)*)", re.MULTILINE)
-_OF_ITS_OWN = re.compile(r"^\s+(?:help$|(?:bool|int|hex|string|prompt) \")", re.MULTILINE)
 _NAMED = re.compile(r'^\s+default "(\w+)" if', re.MULTILINE)
 
 
@@ -43,8 +39,7 @@ class Kind:
     file:     name of the Python file of each, without suffix.
     required: names that the file defines besides `Options`.
     external: folder of a folder of EXTERNAL= whose folders are plug-ins of the kind, too.
-    symbol:   string symbol that names the chosen plug-in, if a folder has the names that its Kconfig gives to
-              that symbol. "" if a folder has its own name.
+    symbol:   symbol to which a folder's Kconfig gives the names of its plug-ins; "" if it has its own name.
     """
 
     noun: str
@@ -60,19 +55,15 @@ class Kind:
 
     def home(self, name: str) -> Path:
         """Return the folder of plug-in `name`. Raises ConfigError if there is none."""
-        homes = self._homes()
-        if name not in homes:
+        if name not in (homes := self._homes()):
             place = f"{self.package.replace('.', '/')}/{f' or in {found}' if (found := external()) else ''}"
             raise ConfigError(f"there is no {self.noun} {name!r} under {place}", todo=meant(name, homes))
         return homes[name]
 
     def load(self, name: str) -> Any:
         """Import the file of plug-in `name`. Raises ConfigError without one, or for a missing definition."""
-        home = self.home(name)
-        module = self.module(name, self.file)
-        place = f"{shown(home)}/{self.file}.py"
-        missing = [wanted for wanted in ("Options", *self.required) if not hasattr(module, wanted)]
-        if missing:
+        module, place = self.module(name, self.file), f"{self.place(name)}/{self.file}.py"
+        if missing := [wanted for wanted in ("Options", *self.required) if not hasattr(module, wanted)]:
             raise ConfigError(f"{place} does not define {', '.join(missing)}")
         if not (isinstance(module.Options, type) and dataclasses.is_dataclass(module.Options)):
             raise ConfigError(f"{place}: Options is not a dataclass")
@@ -80,7 +71,7 @@ class Kind:
 
     def place(self, name: str) -> str:
         """Return the folder of plug-in `name` for messages, existing or not."""
-        return shown(self._homes().get(name, ROOT / self.package.replace(".", "/") / name))
+        return shown(self._homes().get(name, plugin_folders.ROOT / self.package.replace(".", "/") / name))
 
     def module(self, name: str, file: str) -> Any:
         """Import `file` (without suffix) of plug-in `name`, also from the folder of EXTERNAL=."""
@@ -99,36 +90,31 @@ class Kind:
 
     def options(self, name: str, options: Mapping[str, Any]) -> Any:
         """Make the `Options` of plug-in `name`. Raises ConfigError unless they are exactly its fields."""
-        module = self.load(name)
+        module, home = self.load(name), self.home(name)
         declared = {field.name for field in dataclasses.fields(module.Options)}
-        home = self.home(name)
         symbols = {field: symbol for symbol, field in symbols_of(home).items()}
 
-        def describe(fields: set[str], fault: str) -> list[str]:
-            names = sorted(f"CONFIG_{symbols.get(f, f'{home.name}_{f}'.upper())}" for f in fields)
-            return [f"{', '.join(names)} {fault}"] if names else []
+        def names(fields: set[str]) -> str:
+            return ", ".join(sorted(f"CONFIG_{symbols.get(f, f'{home.name}_{f}'.upper())}" for f in fields))
 
-        problems = describe(declared - set(options), "are not set")
-        problems += describe(set(options) - declared, f"are not known to the {self.noun}")
+        unset, unknown = declared - set(options), set(options) - declared
+        problems = [f"{names(unset)} are not set"] if unset else []
+        problems += [f"{names(unknown)} are not known to the {self.noun}"] if unknown else []
         if problems:
-            place = self.place(name)
-            raise ConfigError(
-                f"{place}/{self.file}.py and {place}/Kconfig disagree",
-                why=" and ".join(problems),
-                todo=f"make the fields of Options the {self.noun}'s own symbols",
-            )
+            what = f"{shown(home)}/{self.file}.py and {shown(home)}/Kconfig disagree"
+            todo = f"make the fields of Options the {self.noun}'s own symbols"
+            raise ConfigError(what, why=" and ".join(problems), todo=todo)
         return module.Options(**options)
 
     def _homes(self) -> dict[str, Path]:
         homes: dict[str, Path] = {}
-        for path in (*self.folders(ROOT, f"{self.file}.py"), *self.of_external(f"{self.file}.py")):
-            kconfig = dict(_definitions(path.parent / "Kconfig")) if self.symbol else {}
+        file = f"{self.file}.py"
+        for path in (*self.folders(plugin_folders.ROOT, file), *self.of_external(file)):
+            kconfig = dict(definitions_in(path.parent / "Kconfig")) if self.symbol else {}
             for name in _NAMED.findall(kconfig.get(self.symbol, "")) or [path.parent.name]:
                 if name in homes:
-                    both = f"{shown(homes[name])} and {shown(path.parent)}"
-                    raise ConfigError(
-                        f"{both} both have a {self.noun} {name!r}", todo="rename one of them in its Kconfig"
-                    )
+                    what = f"{shown(homes[name])} and {shown(path.parent)} both have a {self.noun} {name!r}"
+                    raise ConfigError(what, todo="rename one of them in its Kconfig")
                 homes[name] = path.parent
         return homes
 
@@ -150,17 +136,6 @@ TASKS = Kind("task", "train.tasks", "task", ("DATA", "build", "fault"), "tasks")
 KINDS = (MODELS, DATASETS, TASKS)
 
 
-def external() -> Path | None:
-    """Return the folder of EXTERNAL=, whose plug-ins count as those of the tree; None without one."""
-    name = os.environ.get(EXTERNAL)
-    return Path(name).absolute() if name else None
-
-
-def shown(path: Path) -> str:
-    """Return the name of a plug-in's folder or file for messages: relative to the tree if it is in it."""
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
-
-
 def task_of(model: str) -> str:
     """Return the TASK of a model, read without importing its file; "" where it has no such line."""
     found = _TASK.search((MODELS.home(model) / "model.py").read_text(encoding="utf-8"))
@@ -173,32 +148,3 @@ def check_task(model: str, task: str) -> str:
         todo = f"there are {', '.join(known)}"
         raise ConfigError(f"{MODELS.place(model)}/model.py: there is no task {task!r}", todo=todo)
     return task
-
-
-def symbols_of(home: Path) -> dict[str, str]:
-    """Return the symbols that the Kconfig in `home` defines, with their fields of `Options`.
-
-    A definition has a prompt or a help. An entry with neither adds defaults to a symbol of another file, or
-    is a capability that models select.
-    """
-    prefix = f"{home.name.upper()}_"
-    owned = [name for name, body in _definitions(home / "Kconfig") if _OF_ITS_OWN.search(body)]
-    return {name: name.removeprefix(prefix).lower() for name in owned}
-
-
-def meant(name: object, known: Any, *, listed: str = "") -> str:
-    """Return advice for a `name` that is none of `known`. listed: where they are, if too many to name."""
-    import difflib  # only after an error: the import is slow
-
-    most = 3 if listed else 1
-    begun = [one for one in known if one.startswith(str(name))][:most]  # acc for accuracy
-    close = " or ".join(difflib.get_close_matches(str(name), known, n=most) or begun)
-    if listed:
-        return f"did you mean {close}? {listed}" if close else listed
-    return f"did you mean {close}?" if close else f"there are {', '.join(sorted(known))}"
-
-
-@functools.cache
-def _definitions(kconfig: Path) -> tuple[tuple[str, str], ...]:
-    """Return the symbol and body of every definition in a file."""
-    return tuple(_DEFINITION.findall(kconfig.read_text(encoding="utf-8") + "\n")) if kconfig.is_file() else ()

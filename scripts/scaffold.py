@@ -19,8 +19,8 @@ from typing import Any
 
 import kconfiglib
 
-from lib.errors import ConfigError, os_error, run_main
-from lib.plugins import DATASETS, MODELS, TASKS, meant
+from lib.errors import ConfigError, meant, os_error, run_main
+from lib.plugins import DATASETS, MODELS, TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).resolve().parent / "templates"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib import plugins
+from lib import plugin_folders
 from lib.config import Config
 from lib.data.types import Spec
 from lib.errors import ConfigError
@@ -106,7 +106,7 @@ def base_of(found: WeightFiles, config: Config) -> WeightFiles | None:
     else:
         named = _settings(found).get("base_model_name_or_path")
     folders = (config.weights.weights_dir, config.data_dir or "")
-    return find_weights(str(named), root=plugins.ROOT, folders=folders) if named else None
+    return find_weights(str(named), root=plugin_folders.ROOT, folders=folders) if named else None
 
 
 def base_dtype(config: Config, found: WeightFiles | None = None) -> torch.dtype:
@@ -114,7 +114,7 @@ def base_dtype(config: Config, found: WeightFiles | None = None) -> torch.dtype:
     named = config.model_options.get("dir") or config.weights.initial_weights
     folders = (config.weights.weights_dir, config.data_dir or "")
     try:
-        found = found or find_weights(str(named), root=plugins.ROOT, folders=folders)
+        found = found or find_weights(str(named), root=plugin_folders.ROOT, folders=folders)
     except ConfigError:  # it started from random ones
         return torch.float32
     given = read_weights(found)
@@ -179,7 +179,9 @@ def write(model: nn.Module, config: Config, facts: Mapping[str, Any], folder: Pa
         name = next(name for name in trained if "." not in name)
         what = f"FORMAT=adapter cannot hold {name}, which is in no module"
         raise ConfigError(what, why="PEFT stores whole modules", todo="write the merged weights: MERGE=y")
-    tensors: dict[str, Tensor] = {f"{_PREFIX}{name}.weight": each for name, each in trained.items() if is_adapter(name)}
+    tensors: dict[str, Tensor] = {
+        f"{_PREFIX}{name}.weight": each for name, each in trained.items() if is_adapter(name)
+    }
     for owner in owners:
         held = model.get_submodule(owner).state_dict()
         tensors |= {f"{_PREFIX}{owner}.{name}": each for name, each in held.items()}

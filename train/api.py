@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lib import kconf
 from lib.config import config_from_values
 from lib.errors import ConfigError, Suspended, ToolkitError, error_in
-from lib.plugins import ROOT
+from lib.plugin_folders import ROOT
 from lib.runs import metrics
 from lib.runs.directory import RunDir
 

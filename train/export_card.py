@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lib import plugins
+from lib import plugin_folders
 from lib.config import Config
 from lib.data.types import ImageSpec, TextSpec
 from lib.runs import metrics
@@ -147,7 +147,7 @@ Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisa
 def copy_licence(config: Config, folder: Path, log: Callable[[str], None]) -> None:
     """Copy the licence and the notice beside the weights that training started from, and log which."""
     named = config.model_options.get("dir") or config.weights.initial_weights
-    base = plugins.ROOT / Path(str(named)).expanduser() if named else folder
+    base = plugin_folders.ROOT / Path(str(named)).expanduser() if named else folder
     beside = sorted((base.parent if base.is_file() else base).glob("*"))
     found = [each for each in beside if each.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))]
     for file in found:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lib import plugins
+from lib import plugin_folders
 from lib.config import Config
 from lib.data.types import Spec
 from lib.errors import ConfigError
@@ -49,11 +49,11 @@ def load_weights(
 ) -> None:
     """Load the weights in `found` into `model`. Raises ConfigError where they do not fit."""
     text = _load(model, found, config)
-    log(f"Weights: {found}, SHA-256 {found.digest(cache=plugins.ROOT / 'data')[:16]}: {text}")
+    log(f"Weights: {found}, SHA-256 {found.digest(cache=plugin_folders.ROOT / 'data')[:16]}: {text}")
 
 
 def _has_layout(name: str) -> bool:
-    return (plugins.ROOT / "models" / name / "huggingface.py").is_file()
+    return (plugin_folders.ROOT / "models" / name / "huggingface.py").is_file()
 
 
 def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:

@@ -25,8 +25,7 @@ from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.datasets.text_files import padded
 from lib.data.tokenizers import as_text, tokenizer_from_json
 from lib.data.types import ArrayPart, Column, Dataset, Images, Part, Spec, TextSpec, TokenPart
-from lib.errors import ConfigError, DataError, os_errors, raise_faults
-from lib.plugins import meant
+from lib.errors import ConfigError, DataError, meant, os_errors, raise_faults
 
 STDIN = "-"
 _ARRAYS = frozenset({".npz"})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lib.data.subset import held_out_by_hash
+from lib.data.sampler import held_out_by_hash
 from lib.errors import ConfigError, DataError, os_errors, raise_faults
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from lib.kconf.defconfig import DIRECTORY, available
 from lib.kconf.lock import locked
 from lib.kconf.project import Project, check_variables, given_overrides, report_notices, stray_variables
 from lib.kconf.tree import load_own_tree
-from lib.plugins import EXTERNAL
+from lib.plugin_folders import EXTERNAL
 
 COMMANDS = {**edit.OF_CONFIGURATION, **edit.OF_SHIPPED, **listing.COMMANDS}
 # Commands that apply CONFIG_ variables of the command line, as a run does.

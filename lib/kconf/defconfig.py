@@ -19,7 +19,7 @@ from lib.kconf.reader import Layer
 from lib.kconf.resolve import accept, read_own
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display
-from lib.plugins import external
+from lib.plugin_folders import external
 
 DIRECTORY = "defconfigs"
 FRAGMENTS = "defconfigs/fragments"

@@ -16,7 +16,8 @@ import kconfiglib
 
 from lib import atomic
 from lib.errors import ConfigError, os_errors
-from lib.plugins import KINDS, external
+from lib.plugin_folders import external
+from lib.plugins import KINDS
 
 KEPT = ".external"  # file in O= with the folder for later commands
 FILES = ("Kconfig", *(f"{kind.external}/*/Kconfig" for kind in KINDS))

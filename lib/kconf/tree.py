@@ -13,7 +13,7 @@ from typing import Any
 import kconfiglib
 
 from lib.errors import ConfigError
-from lib.plugins import EXTERNAL, external
+from lib.plugin_folders import EXTERNAL, external
 
 # Files that the tree includes; a new one of a plug-in belongs to it.
 _PLUGINS = ("models/*/Kconfig", "train/tasks/*/Kconfig", "lib/data/datasets/*/Kconfig")

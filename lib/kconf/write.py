@@ -14,7 +14,7 @@ import kconfiglib
 from lib import atomic
 from lib.kconf.reader import END, HEADER, MADE_FROM, MADE_WITH, read_file, refuse_special
 from lib.kconf.tree import display
-from lib.plugins import external
+from lib.plugin_folders import external
 
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # by anybody
 

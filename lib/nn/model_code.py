@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lib import plugins
+from lib import plugin_folders, plugins
 from lib.devices.backend import is_out_of_memory
 from lib.devices.probe import git_state
 from lib.errors import ConfigError, ToolkitError
@@ -43,7 +43,7 @@ def sources_of(root: Path, *models: str) -> list[Path]:
     shared = [path for folder in ("lib", "train") for path in _sources(root / folder)]
     shared += [*root.glob("Kconfig"), *(root / "models").glob("*.py")]
     own = [path for model in models for path in _sources(root / "models" / model)]
-    own += _sources(base) if (base := plugins.external()) else []
+    own += _sources(base) if (base := plugin_folders.external()) else []
     text = "".join(path.read_text(encoding="utf-8") for path in [*shared, *own] if path.suffix == ".py")
     imported = set(_IMPORT.findall(text)) - set(models)
     return sorted({*shared, *own, *(path for name in imported for path in _sources(root / "models" / name))})
@@ -67,13 +67,13 @@ def code_facts(model: str, task: str, dataset: str) -> dict[str, dict[str, Any]]
     chosen = ((plugins.MODELS, model), (plugins.TASKS, task), (plugins.DATASETS, dataset))
     folders = {kind.noun: kind.home(name) for kind, name in chosen}
     git: dict[str, Any] = {}
-    if base := plugins.external():
+    if base := plugin_folders.external():
         folders["EXTERNAL"] = base
         git = dict(zip(("git_commit", "git_dirty"), git_state(base, anywhere=True), strict=True))
     facts: dict[str, dict[str, Any]] = {}
     for name, folder in folders.items():
         digest = digest_of(sorted(_sources(folder)), root=folder)
-        facts[name] = {"folder": plugins.shown(folder), "sha256": digest}
+        facts[name] = {"folder": plugin_folders.shown(folder), "sha256": digest}
     return facts | ({"EXTERNAL": facts["EXTERNAL"] | git} if git else {})
 
 
@@ -106,7 +106,7 @@ class ModelCode(AbstractContextManager[None]):
     ) -> None:
         if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
             return
-        place = place_in_models(error, root=plugins.ROOT)
+        place = place_in_models(error, root=plugin_folders.ROOT)
         theirs = isinstance(error, RuntimeError | ValueError) or _is_raised_outside(trace)
         if not place and self.torchs and theirs:
             place = plugins.MODELS.place(self.name)
@@ -120,7 +120,7 @@ def _is_raised_outside(trace: TracebackType | None) -> bool:
     """Return True if the code that raised is a package's."""
     frames, rooms = traceback.extract_tb(trace), ("lib", "models", "train", "scripts")
     return bool(frames) and not any(
-        Path(frames[-1].filename).is_relative_to(plugins.ROOT / room) for room in rooms
+        Path(frames[-1].filename).is_relative_to(plugin_folders.ROOT / room) for room in rooms
     )
 
 
@@ -135,7 +135,7 @@ def place_in_models(error: Exception, *, root: Path) -> str:
     for filename, line in reversed(frames):
         if Path(filename).is_relative_to(root / "models"):
             return f"{Path(filename).relative_to(root)}:{line}"
-        if (base := plugins.external()) and Path(filename).is_relative_to(base):
+        if (base := plugin_folders.external()) and Path(filename).is_relative_to(base):
             return f"{filename}:{line}"
     return ""
 

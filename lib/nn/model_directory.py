@@ -12,7 +12,7 @@ import torch
 
 from lib.errors import ConfigError, os_errors
 from lib.nn.packages import import_extra
-from lib.plugins import ROOT
+from lib.plugin_folders import ROOT
 
 HOST = torch.device("cpu")  # where weights are read
 # Of a directory without any, transformers makes a tokenizer that knows no text.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lib.errors import ToolkitError
 from lib.kconf import Resolved, Value, values_from_json
-from lib.plugins import ROOT
+from lib.plugin_folders import ROOT
 from lib.runs.directory import RunDir
 
 # Symbols that change no number of a training run: its launch, data loading, logging and checkpoints.

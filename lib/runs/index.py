@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lib import atomic
-from lib.errors import ConfigError, ToolkitError
-from lib.plugins import meant
+from lib.errors import ConfigError, ToolkitError, meant
 from lib.runs.directory import LOCK, STATUS, RunDir, Status, is_run_name
 from lib.runs.metrics import higher_is_better, parse_row, preferred
 

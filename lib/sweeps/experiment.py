@@ -30,8 +30,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeGuard
 
-from lib.errors import ConfigError
-from lib.plugins import meant
+from lib.errors import ConfigError, meant
 from lib.sweeps.nested_keys import tables, with_symbols
 from lib.sweeps.yaml12 import Document, Plain, Route, read_yaml
 

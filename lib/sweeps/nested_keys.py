@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from lib.plugins import ROOT, meant
+from lib.errors import meant
+from lib.plugin_folders import ROOT
 from lib.sweeps.yaml12 import Document, Plain
 
 _NOTHING = "none: "

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from lib.data.types import ImageSpec
-from lib.errors import ConfigError
+from lib.errors import ConfigError, meant
 from lib.memory.simulation import simulated
 from lib.memory.twin import RealConstants
 from lib.nn.dropout import Dropout
 from lib.nn.packages import import_extra
-from lib.plugins import meant
 
 TASK = "classify"
 EXTRA = "timm"  # the package that it needs

@@ -30,7 +30,7 @@ from torch import Tensor
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec
-from lib.data.subset import with_lengths
+from lib.data.sampler import with_lengths
 from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.errors import ConfigError, run_main

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 # Packages in the order of their imports: each may import itself and those before it in this list, never a
 # later one. The longest prefix decides. docs/architecture.md has the same table.
 ROOMS = (
-    ("lib.errors", "lib.atomic", "lib.units", "lib.plugins"),
+    ("lib.errors", "lib.atomic", "lib.units", "lib.plugin_folders", "lib.plugins"),
     ("lib.kconf",),
     ("lib.config",),
     ("lib.plan",),
@@ -41,7 +41,7 @@ READS_ENVIRONMENT = (
     *(
         "anneal/_tree.py",
         "lib/__init__.py",
-        "lib/plugins.py",
+        "lib/plugin_folders.py",
         "lib/kconf/",
         "lib/devices/backend.py",
         "lib/devices/base.py",

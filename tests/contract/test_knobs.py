@@ -12,7 +12,8 @@ import kconfiglib
 import pytest
 
 from lib.config import GROUPS, OF_PLUG_INS, Config
-from lib.plugins import DATASETS, MODELS, TASKS, Kind, symbols_of
+from lib.plugin_folders import symbols_of
+from lib.plugins import DATASETS, MODELS, TASKS, Kind
 from tests.contract import house_rules as rules
 from tests.contract.house_rules import Module
 

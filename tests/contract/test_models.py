@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import models
-from lib import plugins
+from lib import plugin_folders, plugins
 from lib.data.types import TextSpec
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
@@ -71,8 +71,8 @@ def test_the_models_are_found() -> None:
 
 
 def test_a_directory_with_a_model_is_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train").symlink_to(plugins.ROOT / "train")
-    monkeypatch.setattr(plugins, "ROOT", tmp_path)
+    (tmp_path / "train").symlink_to(plugin_folders.ROOT / "train")
+    monkeypatch.setattr(plugin_folders, "ROOT", tmp_path)
     tmp_path /= "models"
     tmp_path.mkdir()
     monkeypatch.setattr(models, "__path__", [str(tmp_path)])
@@ -199,7 +199,7 @@ def test_task_can_be_read_without_importing_the_model(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_options_are_the_models_symbols(name: str, kconfig: kconfiglib.Kconfig) -> None:
     known = chosen(kconfig, name)
-    owned = plugins.symbols_of(MODELS.home(name))
+    owned = plugin_folders.symbols_of(MODELS.home(name))
     symbols = {field: known[symbol] for symbol, field in owned.items() if known[symbol].choice is None}
     hints = typing.get_type_hints(load_model(name).Options)
     assert set(hints) == set(symbols)

@@ -14,8 +14,8 @@ from tests.support.configs import ROOT
 
 PRODUCT = ("anneal", "lib", "models", "train", "scripts")
 # Lines of Python in the product. A ratchet: lower it with the lines; raise it only in a commit that says why.
-LINES, SLACK = 49_930, 120
-MAKEFILE_LINES = 250
+LINES, SLACK = 49_920, 120
+MAKEFILE_LINES, REGISTRY_LINES = 250, 150
 LENET_MODULES = 90
 CONFIG_FIELDS = 70
 LIST_MODULES = """
@@ -36,8 +36,9 @@ def test_the_product_has_as_many_lines_as_it_says() -> None:
         assert found >= LINES - SLACK, "lower LINES"
 
 
-def test_the_makefile_is_short() -> None:
+def test_makefile_and_registry_are_short() -> None:
     assert len((ROOT / "Makefile").read_text().splitlines()) <= MAKEFILE_LINES
+    assert len((ROOT / "lib" / "plugins.py").read_text().splitlines()) <= REGISTRY_LINES
 
 
 def test_config_has_few_fields() -> None:
@@ -56,7 +57,7 @@ def test_lenet_imports_few_modules(tmp_path: Path) -> None:
     paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin", **settings}
     subprocess.run(command, cwd=ROOT, env=paths, check=True, capture_output=True)
     names = file.read_text().splitlines()
-    assert len(names) <= LENET_MODULES, names
+    assert len(names) <= LENET_MODULES, "\n".join(names)
 
 
 def test_no_merge_is_left_half_done() -> None:

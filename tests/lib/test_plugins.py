@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lib import plugins
-from lib.errors import ConfigError
-from lib.plugins import DATASETS, MODELS, Kind, symbols_of
+from lib import plugin_folders, plugins
+from lib.errors import ConfigError, meant
+from lib.plugin_folders import symbols_of
+from lib.plugins import DATASETS, MODELS, Kind
 
 TABLE = """\
 choice MODEL_CHOICE
@@ -58,7 +59,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home.mkdir(parents=True)
     (home / "Kconfig").write_text(TABLE)
     (home / "model.py").write_text('TASK: str = "classify"\n')
-    monkeypatch.setattr(plugins, "ROOT", tmp_path)
+    monkeypatch.setattr(plugin_folders, "ROOT", tmp_path)
     return home
 
 
@@ -131,5 +132,5 @@ def test_two_folders_of_one_name_are_refused(table: Path) -> None:
     ],
 )
 def test_a_word_is_completed_or_corrected(name: str, advice: str) -> None:
-    assert plugins.meant(name, ["accuracy", "loss", "lr"], listed="there") == advice
-    assert plugins.meant(name, ["accuracy"]).startswith(advice.removesuffix(" there"))
+    assert meant(name, ["accuracy", "loss", "lr"], listed="there") == advice
+    assert meant(name, ["accuracy"]).startswith(advice.removesuffix(" there"))

@@ -15,10 +15,10 @@ from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Dataset, Part, Spec
 from lib.devices.base import Backend, send
-from lib.errors import ConfigError
+from lib.errors import ConfigError, meant
 from lib.nn.model_code import load_model
 from lib.plan.types import WITHOUT_DOUBLE, Branch, Plan
-from lib.plugins import MODELS, TASKS, meant
+from lib.plugins import MODELS, TASKS
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation, Remote
-from lib.data.subset import with_lengths
+from lib.data.sampler import with_lengths
 from lib.data.tokenizers import ByteTokenizer, CharTokenizer, load_gpt2
 from lib.data.types import Dataset, Shards, TextSpec, Tokenizer, TokenPart, Tokens, Unit
 from lib.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import kconf, plugins
+from lib import kconf, plugin_folders
 from lib.config import Config, config_from_values
 from lib.errors import ConfigError
 from lib.kconf.values import Value
@@ -54,7 +54,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.mkdir(parents=True)
         (folder / "Kconfig").write_text(MODEL.format(name=name, lower=name.lower(), capability=capability))
         (folder / "model.py").write_text('TASK = "lm"\n')
-    monkeypatch.setattr(plugins, "ROOT", tmp_path)
+    monkeypatch.setattr(plugin_folders, "ROOT", tmp_path)
     return tmp_path
 
 

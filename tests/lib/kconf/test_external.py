@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lib import kconf, plugins
+from lib import kconf, plugin_folders
 from lib.config import config_from_values
 from lib.errors import ConfigError
 from lib.kconf.cli import main
 from lib.kconf.defconfig import available, compose, path_of
 from lib.kconf.tree import find, load_own_tree
-from lib.plugins import DATASETS, MODELS, ROOT, TASKS
+from lib.plugin_folders import ROOT
+from lib.plugins import DATASETS, MODELS, TASKS
 from lib.runs.identity import identity
 from tests.support.external import write_external, write_model
 
@@ -23,7 +24,7 @@ from tests.support.external import write_external, write_model
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of EXTERNAL=, which is given."""
     path = write_external(tmp_path / "of me")
-    monkeypatch.setenv(plugins.EXTERNAL, str(path))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(path))
     return path
 
 
@@ -72,14 +73,14 @@ def test_no_identity_of_the_tree_changes(monkeypatch: pytest.MonkeyPatch) -> Non
         }
 
     there = identities()
-    monkeypatch.delenv(plugins.EXTERNAL)
+    monkeypatch.delenv(plugin_folders.EXTERNAL)
     assert there == identities() and len(there) > 10
 
 
 def test_a_folder_with_a_model_is_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path / "bare_net", "bare_net")
     write_model(tmp_path / "beside_net", "beside_net")
-    monkeypatch.setenv(plugins.EXTERNAL, str(tmp_path / "bare_net"))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(tmp_path / "bare_net"))
     assert find(load_own_tree(ROOT), "BARE_NET_WIDTH") is not None
     assert MODELS.home("bare_net") == tmp_path / "bare_net" and "beside_net" not in MODELS.names()
     assert MODELS.load("bare_net").TASK == "classify"
@@ -132,20 +133,20 @@ def test_origins_are_told(
 
 
 def test_a_missing_folder_and_a_file_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(plugins.EXTERNAL, str(folder / "nope"))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(folder / "nope"))
     assert refusal().startswith(f"EXTERNAL={folder / 'nope'} is not there; give another EXTERNAL=DIR")
-    monkeypatch.setenv(plugins.EXTERNAL, str(kconfig(folder)))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(kconfig(folder)))
     assert "Kconfig is not a folder" in refusal()
 
 
 @pytest.mark.parametrize("part", [".", "models", "models/lenet5", "train", "lib/data/datasets/digits"])
 def test_the_tree_itself_is_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(plugins.EXTERNAL, str(ROOT / part))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(ROOT / part))
     assert "is this tree itself, or a part of it" in refusal()
 
 
 def test_a_folder_without_kconfig_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(plugins.EXTERNAL, str(tmp_path))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(tmp_path))
     assert "has no Kconfig: it needs one beside a model.py, or in models/NAME" in refusal()
 
 
@@ -264,11 +265,11 @@ def test_a_top_file_that_sources_what_the_tree_sources_is_told(folder: Path) -> 
 def test_a_forgotten_folder_is_named(folder: Path, other: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = kconf.load(root=ROOT, config_file=folder / "defconfigs" / "tiny_net")
     (folder / ".config").write_text(resolved.text)
-    monkeypatch.delenv(plugins.EXTERNAL)
+    monkeypatch.delenv(plugin_folders.EXTERNAL)
     state = "EXTERNAL= is not given"
     if other:
         elsewhere = write_external(folder / "elsewhere", "other_net")
-        monkeypatch.setenv(plugins.EXTERNAL, str(elsewhere))
+        monkeypatch.setenv(plugin_folders.EXTERNAL, str(elsewhere))
         state = f"EXTERNAL={elsewhere} is given"
     for file in (folder / ".config", folder / "defconfigs" / "tiny_net"):
         with pytest.raises(ConfigError) as caught:
@@ -285,7 +286,7 @@ def test_a_moved_folder_with_the_same_symbols_is_no_fault(
 ) -> None:
     text = kconf.load(root=ROOT, config_file=folder / "defconfigs" / "tiny_net").text
     moved = folder.rename(folder.with_name("moved"))
-    monkeypatch.setenv(plugins.EXTERNAL, str(moved))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(moved))
     assert kconf.load_written(text, root=ROOT).values["MODEL"] == "tiny_net"
 
 
@@ -302,5 +303,5 @@ def test_it_is_kept_only_if_it_is_sound(
     gc.collect()
     monkeypatch.setenv("EXTERNAL_SHELL", "1")
     assert command("external", capsys=capsys)[0] == 0 and kept.read_text() == f"{folder}\n"
-    monkeypatch.setenv(plugins.EXTERNAL, "")
+    monkeypatch.setenv(plugin_folders.EXTERNAL, "")
     assert command("external", capsys=capsys)[0] == 0 and not kept.exists()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import models
-from lib import plugins
+from lib import plugin_folders
 from lib.config import Config
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError, PlanError
@@ -50,8 +50,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder = tmp_path / "models" / "net"
     folder.mkdir(parents=True)
     plain = small_config("lenet5")  # while its folder is found
-    (tmp_path / "train").symlink_to(plugins.ROOT / "train")
-    monkeypatch.setattr(plugins, "ROOT", tmp_path)
+    (tmp_path / "train").symlink_to(plugin_folders.ROOT / "train")
+    monkeypatch.setattr(plugin_folders, "ROOT", tmp_path)
     monkeypatch.setattr(models, "__path__", [str(folder.parent)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
@@ -140,7 +140,7 @@ NORMALISED = LINEAR + "\n        self.norm = nn.BatchNorm1d(self.linear.in_featu
 def with_norm(write: Write, **changes: Any) -> Config:
     """A batch normalisation of torch, which refuses a single sample in training."""
     config = write(LINEAR, NORMALISED, **changes)
-    file = plugins.ROOT / "models" / "net" / "model.py"
+    file = plugin_folders.ROOT / "models" / "net" / "model.py"
     text = file.read_text().replace("x_NCHW.flatten(start_dim=1)", "self.norm(x_NCHW.flatten(start_dim=1))")
     file.write_text(text)
     return config
@@ -180,7 +180,7 @@ def test_a_batch_by_hand_that_the_model_refuses_is_told(write: Write, batch_size
     text = "        torch._check(len(x_NCHW) > 1, lambda: 'alone')\n"
     by_hand = {"hyper_param": "manual", "batch_size": batch_size, "gradient_accumulation": 0}
     config = write(FORWARD, text + FORWARD, target_effective_batch=16, **by_hand)
-    file = plugins.ROOT / "models" / "net" / "model.py"
+    file = plugin_folders.ROOT / "models" / "net" / "model.py"
     file.write_text(file.read_text().replace("import torch.nn", "import torch\nimport torch.nn", 1))
     with pytest.raises(PlanError, match=r"net refuses a micro-batch of 1: models/net/model.py:39: .*alone"):
         planned(config)

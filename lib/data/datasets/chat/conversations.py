@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lib.data.jsonl import read_objects
-from lib.errors import ConfigError
-from lib.plugins import meant
+from lib.errors import ConfigError, meant
 
 ANSWERS = "assistant"  # the role whose messages are learned
 ROLES = ("system", "developer", "user", ANSWERS, "tool")

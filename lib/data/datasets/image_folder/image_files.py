@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lib.data.datasets.tabular.table_files import read_table
-from lib.data.subset import held_out_by_hash
+from lib.data.sampler import held_out_by_hash
 from lib.errors import ConfigError, DataError, os_errors, raise_faults
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})

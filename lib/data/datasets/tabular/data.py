@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.tabular.table_files import Table, read_table
-from lib.data.subset import held_out_by_hash
+from lib.data.sampler import held_out_by_hash
 from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
-from lib.errors import ConfigError, DataError
-from lib.plugins import meant
+from lib.errors import ConfigError, DataError, meant
 
 MOST_CATEGORIES = 1000  # of a column; one with more is rather a mistake
 

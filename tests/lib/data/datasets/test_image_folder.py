@@ -16,7 +16,7 @@ from PIL import Image
 from lib.data import Dataset
 from lib.data.datasets.image_folder.data import BadSampleError, decode
 from lib.data.datasets.image_folder.image_files import find_images
-from lib.data.subset import held_out_by_hash
+from lib.data.sampler import held_out_by_hash
 from lib.errors import DataError, ToolkitError
 from tests.support import datasets
 from tests.support.training import MemoryRecord, random_data, small_config, small_job, small_plan

@@ -24,8 +24,8 @@ from lib.data.datasets.sudoku.solver import (
     unavoidable_set,
 )
 from lib.data.datasets.sudoku.spec import PuzzleSpec
+from lib.data.sampler import restrict
 from lib.data.store import Placement
-from lib.data.subset import restrict
 from lib.data.types import ArrayPart
 from lib.errors import ConfigError, DataError
 from tests.models.trm.puzzles import part_of, small_puzzles, small_trm_config, solutions
