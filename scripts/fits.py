@@ -31,14 +31,15 @@ from lib.nn.packages import import_extra
 from lib.nn.weights import head_of
 from lib.plan.cost import LIST, price_of
 from lib.plan.fitting import GAPS, largest_fitting, split_under
-from lib.plan.gpus import find_gpu, machine_names, parse_gpu
-from lib.plan.roofline import StepWork, estimate_step_time
+from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
+from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.sharding import shares
 from lib.plan.types import Device, Kind, Layout, Precision
 from lib.units import aligned, bytes_text, columns, range_text, whole_number
 from train.planning.memory_estimate import with_gaps
 
 STEPS = 1000  # whose money is shown
+SHORTEST = 128  # tokens, below which no sequence is offered
 SHOWN = 0.01  # share of the need from which a part is shown
 IN_8_BITS = (1 + 4 / 256) / 4  # share of Adam's fp32 state in 8 bits with a scale per 256 values
 HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
@@ -124,6 +125,14 @@ def main() -> int:
     rows = [(name, *cells(request, each.kind, each.devices[0], options)) for name, each in machines]
     print(f"{request.model}, {request.precision}, AdamW, {request.inputs()}: predicted, not measured")
     print("\n".join(aligned(columns([HEAD, *rows]))))
+    if len(rows) == 1 and rows[0][1] == "0":
+        kind, device = machines[0][1].kind, machines[0][1].devices[0]
+        found = [
+            (text, bytes_text(report.on(device.free_bytes).need_bytes), span(report, request, device))
+            for text, report in changes(request, kind, device.free_bytes)
+        ]
+        table = columns([("One sample would fit with", "need", "seconds"), *found]) if found else ()
+        print("\n".join(aligned(table)))
     print(
         f"{allocator_text()}. Seconds of a step by the roofline; money in US dollars unless PRICE= is yours."
     )
@@ -146,7 +155,7 @@ def cells(request: Request, kind: Kind, device: Device, options: argparse.Namesp
         ", ".join(f"{name} {size / 1e9:.1f}" for size, name in sorted(of)[::-1]),
     )
     if not largest:
-        return "0", "", *need, "", "", next(changes(request, kind, free), "nothing that is known here")
+        return "0", "", *need, "", "", nearest(request, kind, device)
     split = split_under(options.target or largest, bound=largest)
     assert split is not None, "any number of samples can be split"
     ragged = split.last_micro_batch < split.micro_batch
@@ -154,17 +163,38 @@ def cells(request: Request, kind: Kind, device: Device, options: argparse.Namesp
     steps *= bool(options.target)
     if gpu is None:
         return str(largest), steps, *need, "", "", ""
-    held = (report.parts.get(name, 0) for name in ("parameters", "gradients", "optimizer", "activations"))
-    weights, gradients, state, activations = held
-    work = StepWork(
-        flop=report.flop * split.accumulation, accumulation=split.accumulation, weight_bytes=weights,
-        gradient_bytes=gradients, optimizer_bytes=state, activation_bytes=activations * split.accumulation,
-        launches=report.launches * split.accumulation,
-    )  # fmt: skip
-    time = estimate_step_time(work, gpu, precision=cast(Precision, request.precision.removesuffix("-true")))
+    time = step_time(report, request, gpu, split.accumulation)
     seconds, price = (time.fastest_seconds, time.slowest_seconds), price_of(options.price or LIST, gpu)
     money = range_text(*(each * STEPS / 3600 * price.per_hour for each in seconds)) if price else ""
     return str(largest), steps, *need, range_text(*seconds), money, ""
+
+
+def nearest(request: Request, kind: Kind, device: Device) -> str:
+    """Format the nearest change with which one sample fits `device`, and what it needs then."""
+    for text, report in changes(request, kind, device.free_bytes):
+        return f"{text}: {bytes_text(report.on(device.free_bytes).need_bytes)}"
+    return "nothing that is known here"
+
+
+def span(report: Report, request: Request, device: Device) -> str:
+    """Format the estimated seconds of a step of one sample; "" for a device without known rates."""
+    gpu = find_gpu(device.name)
+    if gpu is None:
+        return ""
+    time = step_time(report, request, gpu, 1)
+    return range_text(time.fastest_seconds, time.slowest_seconds)
+
+
+def step_time(report: Report, request: Request, gpu: Gpu, accumulation: int) -> StepTime:
+    """Return the estimated time of a step of `accumulation` micro-batches of `report`."""
+    held = (report.parts.get(name, 0) for name in ("parameters", "gradients", "optimizer", "activations"))
+    weights, gradients, state, activations = held
+    work = StepWork(
+        flop=report.flop * accumulation, accumulation=accumulation, weight_bytes=weights,
+        gradient_bytes=gradients, optimizer_bytes=state, activation_bytes=activations * accumulation,
+        launches=report.launches * accumulation,
+    )  # fmt: skip
+    return estimate_step_time(work, gpu, precision=cast(Precision, request.precision.removesuffix("-true")))
 
 
 @functools.cache
@@ -180,8 +210,8 @@ def traced(request: Request, kind: Kind) -> Callable[[int], Report]:
     return report_of
 
 
-def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[str]:
-    """Yield changes with which one sample fits, the nearest first."""
+def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str, Report]]:
+    """Yield changes with which one sample fits, the nearest first, and the report with each."""
     again = dataclasses.replace(request, checkpoint=True)
     small, both = (dataclasses.replace(each, lora=request.lora or 16) for each in (request, again))
     checkpoint, lora = "CHECKPOINT=y", f"LORA={small.lora}"
@@ -192,6 +222,9 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[str]:
         (f"{lora} {checkpoint}", both, dict),
         (f"{lora} {checkpoint}, 4-bit weights", dataclasses.replace(both, four_bit=True), dict),
     ]
+    if request.seq >= 2 * SHORTEST:
+        half = request.seq // 2
+        tries.append((f"SEQ={half} {lora} {checkpoint}", dataclasses.replace(both, seq=half), dict))
     tries += [
         (f"{checkpoint}, FSDP over {n}", again, functools.partial(sharded, again, n)) for n in (2, 4, 8)
     ]
@@ -202,8 +235,9 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[str]:
         except ConfigError:  # the model has no such change, or a package is missing
             continue
         gaps = parts.pop(GAPS, 0)
-        if dataclasses.replace(report, parts=parts, gaps_bytes=gaps).on(free_bytes).fits:
-            yield text
+        report = dataclasses.replace(report, parts=parts, gaps_bytes=gaps)
+        if report.on(free_bytes).fits:
+            yield text, report
 
 
 def sharded(request: Request, world: int) -> Mapping[str, float]:

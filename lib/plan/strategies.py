@@ -363,10 +363,11 @@ def _refusal(
             why=why,
             todo=f"it is possible with {nearest}; or set CONFIG_DIST_STRATEGY_AUTO=y",
         )
-    assert first is not None and first.error is not None
+    assert first is not None and isinstance(first.error, NoRoomError)
     strategies = [f"{_name(each)} with {each.nearest}" for each in candidates if each.nearest]
     todo = f"{first.error.todo}; possible: {', '.join(strategies)}"
-    return PlanError(first.error.what, why=first.error.why, todo=todo)
+    error = first.error
+    return NoRoomError(error.what, why=error.why, todo=todo, step=error.step, memory=error.memory)
 
 
 def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:

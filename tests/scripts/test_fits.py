@@ -17,6 +17,7 @@ from lib.errors import ConfigError
 from lib.memory import largest_batch
 from lib.plan.gpus import parse_gpu
 from lib.plan.types import Hardware
+from lib.units import bytes_text
 from scripts import fits
 
 pytestmark = pytest.mark.slow
@@ -137,8 +138,14 @@ def test_the_nearest_change_that_would_fit(
     free = fits.traced(own, "cuda")(1).need_bytes - less
     monkeypatch.setattr(fits, "parse_gpu", lambda name: with_free(parse_gpu(name), free))
     assert run(monkeypatch, model="hf:config.json", gpu="rtx3090", seq=str(tokens), precision="fp32") == 2
-    row = capsys.readouterr().out.splitlines()[2]
-    assert row.split()[:2] == ["rtx3090", "0"] and row.endswith(f"  {nearest}")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:2] == ["rtx3090", "0"] and f"  {nearest}" in lines[2]
+    listed = [line for line in lines[3:] if line.startswith(nearest)]
+    if nearest == "CHECKPOINT=y":
+        need = bytes_text(fits.traced(dataclasses.replace(own, checkpoint=True), "cuda")(1).need_bytes)
+        assert lines[2].endswith(f"  {nearest}: {need}") and need in listed[0]
+    else:
+        assert not listed
 
 
 def with_free(machine: Hardware, free_bytes: int) -> Hardware:
@@ -155,7 +162,10 @@ def test_state_in_8_bits_and_weights_in_4() -> None:
         "gathered ones"
     )
     need = whole.need_bytes - (1 - small) * whole.parts["optimizer"]
-    assert next(fits.changes(own, "cuda", round(need) + 2**23)) in ("CHECKPOINT=y", "8-bit optimizer state")
+    assert next(fits.changes(own, "cuda", round(need) + 2**23))[0] in (
+        "CHECKPOINT=y",
+        "8-bit optimizer state",
+    )
     # Three of 4 layers of 512 x 512, for the last is the head, with 4.127 bits a weight in place of 32. The
     # allocator rounds scales of scales and tables of values up to 512 bytes.
     adapters = dataclasses.replace(own, lora=4)

@@ -20,27 +20,26 @@ from lib.devices.probe import probe
 from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
-from lib.nn.activation_checkpointing import CHOICES
 from lib.plan.cost import LIST, NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
-from lib.plan.fitting import StepSettings, predicted, step_settings
+from lib.plan.fitting import NoRoomError, predicted, step_settings
 from lib.plan.gpus import machine_names, parse_gpu
-from lib.plan.numerics import precision_problem
 from lib.plan.placement import place
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import LAUNCH_SECONDS, StepTime
 from lib.plan.show import format_need, show
 from lib.plan.sizing import Candidate
 from lib.plan.strategies import format_strategies
-from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, Hardware, Plan
+from lib.plan.types import STATIC_SHAPES, Hardware, Plan, Precision
 from lib.tiers import with_tier
 from lib.units import aligned, bytes_text, columns, flop_text, range_text
 from train.initial_weights import check_weights, initial_weights
 from train.job import budget_of, warm_up_text
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
+from train.planning.changes import changes, further_changes
 from train.planning.memory_estimate import Launches, MemoryTraces
 from train.planning.step_estimate import gpu_of_hardware, step_flop_of, step_time_of
 from train.record import log
-from train.training_data import TrainingData, describe_training_data
+from train.training_data import TrainingData, describe_training_data, make_training_data
 
 UNBOUNDED = 10**6  # columns if the output is no terminal
 XLA_MEMORY = (
@@ -113,7 +112,17 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
     if config.auto_method == "probe" and not names:
         predict = memory_traces.predictor(hardware)
         measured = cached(ProbeTarget.of(resolved, data, hardware, root=root, predict=predict))
-    outlook = look_ahead(config, data, hardware, memory_traces, measured=measured, price=price)
+    try:
+        outlook = look_ahead(config, data, hardware, memory_traces, measured=measured, price=price)
+    except NoRoomError as error:
+        if not as_json:
+            print(
+                "Nothing fits. With each of these changes alone (samples at a time x micro-batches):",
+                flush=True,
+            )
+            for line in what_would_fit(config, data, hardware, precision=error.step.precision, root=root):
+                print(f"  {line}", flush=True)
+        raise
     if as_json:
         print(json.dumps(outlook.to_json(), indent=2))
         return 0
@@ -210,36 +219,49 @@ def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decide
     if decided.memory is None:
         return
     step, now = step_settings(decided), decided.memory.peak_bytes
-    for change, changed, other in _changes(config, step, hardware):
+    for name, changed, _ in changes(config, hardware, precision=step.precision):
+        precision = step.precision if changed.precision == "auto" else changed.precision
+        other = dataclasses.replace(step, precision=precision)
         try:
-            peak = predicted(other, MemoryTraces(changed, data).predictor(hardware), free_bytes=0).peak_bytes
+            traces = MemoryTraces(changed, _data_for(changed, data, config))
+            peak = predicted(other, traces.predictor(hardware), free_bytes=0).peak_bytes
         except ConfigError as error:  # a model whose blocks cannot be recomputed in that way, for one
             yield f"not tried: {error}"
             continue
         if peak < 0.98 * now:
-            yield f"{change}: {bytes_text(peak)} of tensors at the peak instead of {bytes_text(now)}"
+            yield f"{name}: {bytes_text(peak)} of tensors at the peak instead of {bytes_text(now)}"
 
 
-def _changes(
-    config: Config, step: StepSettings, hardware: Hardware
-) -> Iterator[tuple[str, Config, StepSettings]]:
-    if config.grad_checkpoint is not None:
-        for recompute in CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :]:
-            name = f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y"
-            yield name, config.replace(grad_checkpoint=recompute), step
-    if config.block_size is not None and not config.chunked_cross_entropy:
-        yield "CONFIG_CHUNKED_CROSS_ENTROPY=y", config.replace(chunked_cross_entropy=True), step
-    bf16_helps = step.precision == "fp32" and step.device != "cpu"
-    if bf16_helps and not precision_problem("bf16", place(config, hardware)):
-        yield "CONFIG_PRECISION_BF16=y", config, dataclasses.replace(step, precision="bf16")
-    if step.device in OWN_MEMORY and not config.activation_offload:
-        changed = config.replace(activation_offload=True)
-        yield "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)", changed, step
-    if config.optimizer != "sgd":
-        changed = config.replace(optimizer="sgd", momentum=0.9, nesterov=False)
-        yield "CONFIG_OPTIMIZER_SGD=y (not the same mathematics)", changed, step
-    if config.optim.ema:
-        yield "CONFIG_EMA=n (not the same mathematics)", config.replace(ema=False), step
+def what_would_fit(
+    config: Config, data: TrainingData, hardware: Hardware, *, precision: Precision, root: Path
+) -> Iterator[str]:
+    """Yield the plan after each change with which the run fits `hardware`, then those that do not suffice."""
+    too_little = []
+    for name, changed, machine in further_changes(config, hardware, precision=precision):
+        try:
+            own = _data_for(changed, data, config, root=root)
+            found = look_ahead(changed, own, machine, MemoryTraces(changed, own), alternatives=False)
+        except NoRoomError as error:
+            too_little.append(f"{name} needs {bytes_text(error.memory.need_bytes)}")
+        except ConfigError as error:
+            yield f"not tried: {error}"
+        else:
+            assert found.plan.memory is not None, "what does not fit was predicted"
+            time = "" if found.step_time is None else f", {found.step_time.span} a step"
+            size = f"{found.plan.micro_batch} x {found.plan.accumulation}"
+            yield f"{name}: {size}, {format_need(found.plan.memory)}{time}"
+    if too_little:
+        yield f"not enough: {'; '.join(too_little)}"
+
+
+def _data_for(
+    changed: Config, data: TrainingData, config: Config, *, root: Path | None = None
+) -> TrainingData:
+    """Return `data` of `config` for the `changed` one, which differs in `further_changes`."""
+    if changed.block_size != config.block_size:
+        assert root is not None
+        return describe_training_data(changed, root=root, log=lambda _: None)
+    return data if changed.weights == config.weights else make_training_data(changed, data.dataset)
 
 
 def _lines(outlook: Outlook) -> Iterator[str]:

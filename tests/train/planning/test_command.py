@@ -9,15 +9,29 @@ from pathlib import Path
 import pytest
 
 from lib import kconf
+from lib.config import Config
 from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.errors import ConfigError, PlanError
 from lib.plan import roofline
+from lib.plan.fitting import NoRoomError
 from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
+from lib.units import bytes_text
 from tests.support.tokens import BLOCK, cycle, text_data
 from tests.support.training import random_data, small_config
-from train.planning.command import Outlook, _compare, _lines, _on_all_nodes, _rank, look_ahead, plan
+from train.planning.changes import _LORA
+from train.planning.command import (
+    Outlook,
+    _compare,
+    _lines,
+    _on_all_nodes,
+    _rank,
+    look_ahead,
+    plan,
+    what_would_fit,
+)
 from train.planning.memory_estimate import MemoryTraces
+from train.training_data import make_training_data
 
 BATCH = 64
 
@@ -82,6 +96,33 @@ def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None
     (told,) = [line for line in _lines(found) if "figures of the device" in line]
     assert told.endswith(CATALOGUE[gpu].origin)
     assert ("by our own estimate" in told) == bool(CATALOGUE[gpu].estimated)
+
+
+@pytest.mark.slow
+def test_what_would_fit_is_planned() -> None:
+    config = small_config("gpt2", target_effective_batch=4, optimizer="adamw", auto_method="predict")
+    wide = {**config.model_options, "width": 512}
+    config = config.replace(initial_weights="base.safetensors", model_options=wide)  # a plan opens no file
+    data, machine = text_data(config), parse_gpu("rtx3090")
+
+    def need_bytes(changed: Config) -> int:
+        own = make_training_data(changed, data.dataset)
+        found = look_ahead(changed, own, machine, MemoryTraces(changed, own), alternatives=False).plan.memory
+        assert found is not None
+        return found.need_bytes
+
+    adapted = config.replace(adapt="lora", **_LORA)
+    least = need_bytes(adapted.replace(batch_size=1, hyper_param="manual", gradient_accumulation=0))
+    device = dataclasses.replace(machine.devices[0], free_bytes=least)
+    small = dataclasses.replace(machine, devices=(device,))
+    with pytest.raises(NoRoomError):
+        look_ahead(config, data, small, MemoryTraces(config, data))
+    lines = list(what_would_fit(config, data, small, precision="fp32", root=ROOT))
+    (lora,) = [line for line in lines if line.startswith("CONFIG_ADAPT_LORA=y (")]
+    assert f": 1 x 4, {bytes_text(least)} of {bytes_text(least)} usable, " in lora
+    assert lora.endswith(" a step")
+    last = lines[-1]
+    assert last.startswith("not enough: ") and "CONFIG_PRECISION_BF16=y needs " in last
 
 
 @pytest.mark.slow

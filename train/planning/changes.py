@@ -1,0 +1,90 @@
+"""Changes of a configuration that need less memory, the nearest first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from lib.config import Config
+from lib.nn.activation_checkpointing import CHOICES
+from lib.plan.numerics import precision_problem
+from lib.plan.placement import place
+from lib.plan.sharding import DEVICES_PER_NODE
+from lib.plan.types import OWN_MEMORY, Hardware, Precision
+
+_OTHER = " (not the same mathematics)"
+_LORA: dict[str, Any] = {
+    "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_targets": "all-linear", "lora_train": "",
+    "freeze": None,
+}  # fmt: skip
+_SHORTEST = 128  # tokens of a sequence, below which none is offered
+
+
+class Change(NamedTuple):
+    """A change, as a user writes it, and what it makes of the configuration and the machine."""
+
+    name: str
+    config: Config
+    hardware: Hardware
+
+
+def changes(config: Config, hardware: Hardware, *, precision: Precision) -> Iterator[Change]:
+    """Yield the single changes of `config` that need less memory for the same samples at a time.
+
+    precision: of the plan.
+    """
+    recomputed = CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :] if config.grad_checkpoint else ()
+    for kind in recomputed:
+        yield Change(_checkpoint(kind), config.replace(grad_checkpoint=kind), hardware)
+    if config.block_size is not None and not config.chunked_cross_entropy:
+        changed = config.replace(chunked_cross_entropy=True)
+        yield Change("CONFIG_CHUNKED_CROSS_ENTROPY=y", changed, hardware)
+    bf16_helps = precision == "fp32" and hardware.kind != "cpu"
+    if bf16_helps and not precision_problem("bf16", place(config, hardware)):
+        yield Change("CONFIG_PRECISION_BF16=y", config.replace(precision="bf16"), hardware)
+    if hardware.kind in OWN_MEMORY and not config.activation_offload:
+        name = "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)"
+        yield Change(name, config.replace(activation_offload=True), hardware)
+    if _has_weights(config) and config.weights.adapt == "full":
+        yield Change(f"CONFIG_ADAPT_LORA=y{_OTHER}", config.replace(adapt="lora", **_LORA), hardware)
+    if config.optimizer != "sgd":
+        changed = config.replace(optimizer="sgd", momentum=0.9, nesterov=False)
+        yield Change(f"CONFIG_OPTIMIZER_SGD=y{_OTHER}", changed, hardware)
+    if config.optim.ema:
+        yield Change(f"CONFIG_EMA=n{_OTHER}", config.replace(ema=False), hardware)
+
+
+def further_changes(config: Config, hardware: Hardware, *, precision: Precision) -> Iterator[Change]:
+    """Yield `changes`, then several together, shorter sequences, and more devices of the same kind."""
+    yield from changes(config, hardware, precision=precision)
+    kind = CHOICES[-1] if config.grad_checkpoint is not None else None
+    again = config if kind is None else config.replace(grad_checkpoint=kind)
+    beside = "" if kind in (None, config.grad_checkpoint) else f" {_checkpoint(kind)}"
+    if _has_weights(config):
+        if config.weights.adapt == "full" and beside:
+            changed = again.replace(adapt="lora", **_LORA)
+            yield Change(f"CONFIG_ADAPT_LORA=y{beside}{_OTHER}", changed, hardware)
+        if config.weights.adapt != "qlora" and hardware.kind == "cuda":
+            own = _LORA if config.weights.adapt == "full" else {}
+            changed = again.replace(adapt="qlora", **own)
+            yield Change(f"CONFIG_ADAPT_QLORA=y{beside}{_OTHER}", changed, hardware)
+    size = config.block_size or 0
+    while (size := size // 2) >= _SHORTEST:
+        yield Change(f"CONFIG_BLOCK_SIZE={size}{beside}{_OTHER}", again.replace(block_size=size), hardware)
+    alone = config.num_devices in (0, 1) and len(hardware.devices) == 1 and not hardware.of_all_nodes
+    count = 2 if alone and hardware.kind in OWN_MEMORY else DEVICES_PER_NODE + 1
+    while count <= DEVICES_PER_NODE:
+        wider = dataclasses.replace(hardware, devices=hardware.devices * count)
+        yield Change(f"{count} devices", config.replace(num_devices=0), wider)
+        count *= 2
+
+
+def _checkpoint(kind: str) -> str:
+    return f"CONFIG_GRAD_CHECKPOINT_{kind.upper()}=y"
+
+
+def _has_weights(config: Config) -> bool:
+    """Return True for a language model that does not start from random weights."""
+    given = config.weights.initial_weights or config.model_options.get("dir")
+    return config.block_size is not None and bool(given)
