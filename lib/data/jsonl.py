@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def training_and_validation(
-    read: Callable[[str], list[T]],
-    file: str,
+    read: Callable[[Path], list[T]],
+    file: Path,
     *,
-    other: str | None,
+    other: Path | None,
     percent: int | None,
     key: Callable[[T], str],
 ) -> tuple[list[T], list[T]]:

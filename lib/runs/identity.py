@@ -30,8 +30,11 @@ _EXCLUDED = {
 _GROUPS = ("SLURM_", "SINK_")
 # What is hashed in place of the value: which strategy trains does not matter, as for AUTO.
 _HASHED_AS: Mapping[str, Value] = {"DIST_STRATEGY": "auto"}
-# Directories of models: what is in them is hashed, and not where they are.
-_DIRECTORIES = ("HUGGINGFACE_DIR",)
+# Directories of which some files are hashed, and not where they are.
+_DIRECTORIES = {
+    "HUGGINGFACE_DIR": ("config.json",),  # and weights
+    "TOKENIZER_DIR": ("tokenizer*", "vocab*", "merges*", "*_tokens*.json", "chat_template*"),
+}
 _END_BYTES = 1 << 16  # at each end of a file of weights, which differ between two trainings
 # Symbol prefixes that identities left out until 0.1.0, when they hashed every symbol of the tree.
 _FORMERLY_EXCLUDED = (*_LAUNCH, "CHECKPOINT_URL", *_GROUPS)
@@ -101,16 +104,20 @@ def former_identity(values: Mapping[str, Value]) -> str:
 
 def _training_values(values: Mapping[str, Value]) -> dict[str, Value]:
     kept = (name for name in values if name not in _EXCLUDED and not name.startswith(_GROUPS))
-    return {name: _content(values[name]) if name in _DIRECTORIES else values[name] for name in kept}
+    return {name: _content(name, values[name]) if name in _DIRECTORIES else values[name] for name in kept}
 
 
-def _content(value: Value) -> Value:
-    """Return a hash of a model directory: config.json, and name, size and ends of each file of weights."""
+def _content(name: str, value: Value) -> Value:
+    """Return a hash of a directory: of small files, and of name, size and ends of each file of weights."""
     folder = ROOT / Path(str(value)).expanduser()
-    digest = hashlib.sha256()
+    digest, weights = hashlib.sha256(), "*.safetensors" * (name == "HUGGINGFACE_DIR")
     try:
-        digest.update((folder / "config.json").read_bytes())
-        for file in sorted(folder.glob("*.safetensors")):
+        small = sorted({file for pattern in _DIRECTORIES[name] for file in folder.glob(pattern)})
+        if not value or not small:
+            return value  # training it is refused
+        for file in small:
+            digest.update(file.read_bytes())
+        for file in sorted(folder.glob(weights)) if weights else ():
             size = file.stat().st_size
             digest.update(f"{file.name} {size}".encode())
             with file.open("rb") as stream:

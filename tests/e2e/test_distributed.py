@@ -187,5 +187,6 @@ def test_their_clocks_decide_together(ranks: list[dict[str, Outcome]]) -> None:
 
 
 def test_a_signal_to_one_stops_all(ranks: list[dict[str, Outcome]]) -> None:
-    assert all(rank["signal"]["stopped"] == 2 for rank in ranks)
-    assert ranks[0]["signal"]["saved"] == [(2, False)]
+    """It comes in the second step, and is agreed on while the third is computed."""
+    assert all(rank["signal"]["stopped"] == 3 for rank in ranks)
+    assert ranks[0]["signal"]["saved"] == [(3, False)]

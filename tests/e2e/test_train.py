@@ -30,6 +30,7 @@ def runner(tmp_path: Path) -> Runner:
 def shape_of(output: str) -> list[str]:
     """The lines of a run's output without what differs between runs and machines; equal ones once."""
     text = re.sub(r"\n {4,}", " ", output)
+    text = re.sub(r"as (recommended|requested);", "as GIVEN;", text)
     text = re.sub(r"cpu: .*?, \d+ CPU", "cpu: NAME, # CPU", text)
     text = re.sub(r"^(Run:?) \S+", r"\1 PATH", text, flags=re.MULTILINE)
     return [*dict.fromkeys(re.sub(r"\b[\d.]+|\b(bf16|fp32)", "#", text).splitlines())]

@@ -137,7 +137,7 @@ def test_a_refusal_leaves_the_object_as_it_was() -> None:
         ({"COMPILE_AUTO": "maybe"}, "COMPILE_AUTO is 'maybe'"),
         ({"DEVICE": "tpu"}, "DEVICE is 'tpu'"),
         ({"DEVICE": "cpu"}, "CONFIG_DEVICE_CPU is not possible"),
-        ({"NUM_DEVICES": 2}, "CONFIG_NUM_DEVICES=2, but there are 1"),
+        ({"NUM_DEVICES": 2}, "CONFIG_NUM_DEVICES=2, and the machine has 1 device"),
     ],
 )
 def test_malformed_attributes_are_errors(attributes: dict[str, Any], message: str) -> None:

@@ -322,7 +322,7 @@ def test_layers_whose_weights_are_read_and_that_are_not_called_are_refused(
 
     config, data = lm()
     monkeypatch.setattr(
-        Block, "_attend", lambda self, x: F.linear(x, self.qkv.weight, self.qkv.bias)[..., : x.shape[-1]]
+        Block, "_attend", lambda self, x, _: F.linear(x, self.qkv.weight, self.qkv.bias)[..., : x.shape[-1]]
     )
     message = r"^the adapters of backbone.blocks.0.qkv, backbone.blocks.1.qkv have no effect: the model reads"
     with pytest.raises(ConfigError, match=message):

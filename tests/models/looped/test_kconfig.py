@@ -34,7 +34,7 @@ def test_a_force_that_rounding_swallows_is_refused(tmp_path: Path) -> None:
         ("LOOPED_BLOCK_PLAIN LOOPED_MLP_RELU", "needs CONFIG_LOOPED_BLOCK_PLAIN=n"),
         (
             "LOOPED_INPUT_TEXT LOOPED_BLOCK_ENERGY_SELF",
-            "CONFIG_LOOPED_CAUSAL=n (now y; it follows from CONFIG_LOOPED_INPUT_TEXT, CONFIG_DATASET_SST2)",
+            "CONFIG_LOOPED_CAUSAL=n (now y; it follows from CONFIG_LOOPED_INPUT_TEXT, CONFIG_DATASET_LABELS_",
         ),
         ("LOOPED_INPUT_TEXT LOOPED_READOUT_TOKENS", "needs CONFIG_LOOPED_INPUT_IMAGES=y"),
         ("DATASET_WIKITEXT103", "give CONFIG_LOOPED_INPUT_TEXT=y CONFIG_DATASET_WIKITEXT103=y"),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -38,15 +39,15 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the conversations. Raises ConfigError, with file and line, for one that cannot be used."""
     notes, unread = list[str](), set[str]()
 
-    def read(name: str) -> list[Conversation]:
-        found, others = read_conversations(location.files / name)
+    def read(file: Path) -> list[Conversation]:
+        found, others = read_conversations(file)
         unread.update(others)
         return found
 
     parts = training_and_validation(
         read,
-        options.file,
-        other=options.validation_file,
+        location.files / options.file,
+        other=None if (other := options.validation_file) is None else location.files / other,
         percent=options.validation_pct,
         key=lambda each: json.dumps(each.messages, sort_keys=True),
     )

@@ -40,9 +40,9 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     file, tagged = location.files / options.file, location.name == "tagged"
     parse, noun = (_tagged, "tag") if tagged else (_labelled, "label")
     train, test = training_and_validation(
-        lambda name: read_objects(location.files / name, parse),
-        options.file,
-        other=options.validation_file,
+        lambda path: read_objects(path, parse),
+        file,
+        other=None if (other := options.validation_file) is None else location.files / other,
         percent=options.validation_pct,
         key=lambda text: "\x1f".join(text.words),
     )
