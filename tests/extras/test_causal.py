@@ -266,6 +266,16 @@ def test_logits_are_never_whole(tmp_path: Path) -> None:
     assert peak(2, None) < 0.3 * peak(1, whole)
 
 
+def test_compiled_it_is_one_graph_with_the_same_loss(tmp_path: Path) -> None:
+    model, (tokens, targets) = made(folder_of("gemma3_text", tmp_path)), batch()
+    documents = torch.arange(T).div(5, rounding_mode="floor").expand(ROWS, T)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for given in (tokens, torch.stack([tokens, documents], dim=1)):
+        torch.testing.assert_close(compiled(given, targets), model(given, targets))
+    torch._dynamo.reset()
+
+
 def test_a_simulated_build_has_the_type_that_trains(tmp_path: Path) -> None:
     """Of a config.json that says bfloat16, as those of pretrained models do."""
     with simulation("cuda"):

@@ -65,12 +65,15 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
         "has no tokenizer.json: its weights",
     ),
     "damaged tokenizer": (lambda f: f.joinpath("tokenizer.json").write_text("{") and None, "cannot be read"),
-    "more tokens than rows": (rewrite("config.json", vocab_size=250), "has 250 tokens: random has 256"),
+    "more tokens than rows": (rewrite("config.json", vocab_size=250), "the data have 256, the model 250"),
     "other tokens": (
         lambda f: added(f, 20),
-        "random is not in the tokens of .*: the tokenizer in the directory has 276, and the data have 256",
+        "random is not in the tokens of .*: the data have 256, the model 320 and its tokenizer 276",
     ),
-    "tokenizer beyond the rows": (lambda f: added(f, 90), "has 346 tokens: the model has 320 rows"),
+    "tokenizer beyond the rows": (
+        lambda f: added(f, 90),
+        "the data have 256, the model 320 and its tokenizer 346",
+    ),
     "one layer too many": (
         rewrite("config.json", num_hidden_layers=3),
         r"9 missing \(model.layers.2.* and 8",
@@ -80,7 +83,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "a weight missing": (reweighted(lambda w: w.pop(NORM)), rf"1 missing \({NORM}\)"),
     "a head of its own": (rewrite("config.json", tie_word_embeddings=True), "contradicts itself"),
     "a missing head": (reweighted(lambda w: w.pop("lm_head.weight")), r"1 missing \(lm_head.weight\)"),
-    "integers": (reweighted(lambda w: w.update({NORM: torch.ones(64).int()})), "has weights of type I32"),
+    "integers": (reweighted(lambda w: w.update({NORM: torch.ones(64).int()})), "has weights of torch.int32"),
     "cut off": (lambda f: cut(f / "model.safetensors"), "the weights in .* cannot be read"),
     "adapter": (lambda f: f.joinpath("adapter_config.json").write_text("{}") and None, "has an adapter"),
     "pickle": (lambda f: f.joinpath("model.safetensors").rename(f / "model.bin") and None, "is a pickle"),
