@@ -79,7 +79,7 @@ def widest_dtype(folder: str, files: Sequence[str]) -> torch.dtype:
         raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
     if others := [str(each.dtype) for each in weights if not each.is_floating_point()]:
         raise ConfigError(f"{folder} has weights of {others[0]}", todo="give them in bf16, fp16 or fp32")
-    return functools.reduce(torch.promote_types, {each.dtype for each in weights})
+    return functools.reduce(torch.promote_types, {each.dtype for each in weights} or {torch.float32})
 
 
 def tokenizer_size(folder: str) -> int:

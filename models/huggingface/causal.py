@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from lib.data.types import TextSpec
 from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.linear_cross_entropy import linear_cross_entropy
@@ -27,8 +26,24 @@ _PROBE = 8  # tokens
 _compared: set[str] = set()  # configurations
 
 
+class LanguageSpec(Protocol):
+    """What a language model is told of its data: every spec of tokens has it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the data set."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens are below it."""
+
+    @property
+    def block_size(self) -> int:
+        """Longest row in tokens."""
+
+
 def build_causal(
-    transformers: Any, theirs: Any, folder: str, files: Sequence[str], spec: TextSpec
+    transformers: Any, theirs: Any, folder: str, files: Sequence[str], spec: LanguageSpec
 ) -> nn.Module:
     """Build a model from int64 (B, T) tokens to (B, T, V) logits; with targets (B, T), to their summed loss.
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib.data.types import ImageSpec, TextClassSpec, TextSpec
+from lib.data.types import ImageSpec, TextClassSpec
 from lib.errors import ConfigError
 from lib.memory.simulation import replaced, simulated
 from lib.memory.twin import RealConstants
 from lib.nn.model_directory import open_directory
 from lib.nn.packages import import_extra
 from models.huggingface import library
-from models.huggingface.causal import build_causal
+from models.huggingface.causal import LanguageSpec, build_causal
 from models.huggingface.library import EXTRA
 
 TASK = "lm"  # of labels it is the one that TASK names
@@ -34,7 +34,7 @@ class Options:
     input: str
 
 
-def build(options: Options, spec: ImageSpec | TextClassSpec | TextSpec) -> nn.Module:
+def build(options: Options, spec: ImageSpec | TextClassSpec | LanguageSpec) -> nn.Module:
     """Build a model from (N, C, H, W) images or (N, T) tokens to (N, classes) logits, or a language model.
 
     Weights in the directory are loaded, but not on the meta device and in simulations. Raises ConfigError

@@ -81,6 +81,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "one layer too few": (rewrite("config.json", num_hidden_layers=1), r"9 unexpected \(model.layers.1"),
     "another width": (rewrite("config.json", intermediate_size=96), r"6 mismatched \(model.layers.0.mlp"),
     "a weight missing": (reweighted(lambda w: w.pop(NORM)), rf"1 missing \({NORM}\)"),
+    "no weight at all": (reweighted(lambda w: w.clear()), "do not fit: 21 missing"),
     "a head of its own": (rewrite("config.json", tie_word_embeddings=True), "contradicts itself"),
     "a missing head": (reweighted(lambda w: w.pop("lm_head.weight")), r"1 missing \(lm_head.weight\)"),
     "integers": (reweighted(lambda w: w.update({NORM: torch.ones(64).int()})), "has weights of torch.int32"),
