@@ -19,8 +19,8 @@ HOST = torch.device("cpu")  # where weights are read
 # Of a directory without any, transformers makes a tokenizer that knows no text.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # What makes a directory of weights usable, and what their licence asks for.
-_BESIDE = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
-_BESIDE += ("chat_template*", "LICENSE*", "NOTICE*")
+_VOCABULARY = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+_BESIDE = (*_VOCABULARY, "chat_template*", "LICENSE*", "NOTICE*")
 
 
 def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...]]:

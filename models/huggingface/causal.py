@@ -27,7 +27,7 @@ _compared: set[str] = set()  # configurations
 
 
 class LanguageSpec(Protocol):
-    """What a language model is told of its data: every spec of tokens has it."""
+    """Facts about data that a language model needs: every spec of tokens has them."""
 
     @property
     def name(self) -> str:

@@ -89,6 +89,7 @@ def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequenc
     transformers.AttentionMaskInterface.register(_ATTENTION, transformers.masking_utils.eager_mask)
     contents = files and not simulated() and torch.empty(0).device.type != "meta"
     errors = []
+    model: nn.Module
     for name in (_ATTENTION,) * bool(rate) + ("sdpa", "eager"):
         try:
             if contents:
