@@ -35,7 +35,7 @@ class HuggingFaceTokenizer:
             try:
                 self.inner: Any = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
                 why = "" if self.encode("a") else "it gives no token for a text"
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
                 why = " ".join(str(error).split())[:200]
         if why:
             todo = "copy the tokenizer of the model there, or name another folder"

@@ -11,16 +11,13 @@ from pathlib import Path
 import torch
 
 from lib.errors import ConfigError, os_errors
-from lib.nn.packages import import_extra
+from lib.nn.weights import read_safetensors
 from lib.plugin_folders import ROOT
 
 HOST = torch.device("cpu")  # where weights are read
-# Of a directory without any, transformers makes a tokenizer that knows no text.
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # What makes a directory of weights usable, and what their licence asks for.
-_BESIDE = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
-_BESIDE += ("chat_template*", "LICENSE*", "NOTICE*")
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_VOCABULARY = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+_BESIDE = (*_VOCABULARY, "chat_template*", "LICENSE*", "NOTICE*")
 
 
 def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...]]:
@@ -72,38 +69,14 @@ def widest_dtype(folder: str, files: Sequence[str]) -> torch.dtype:
 
     config.json may name a narrower one. Raises ConfigError for files that cannot be read, and other types.
     """
-    package, found = import_extra("safetensors"), set[str]()
     try:
-        for name in files:
-            with package.safe_open(Path(folder) / name, "pt") as file:
-                found |= {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
-    except (OSError, package.SafetensorError) as error:
-        why = f"{name}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
-    if others := found - _DTYPES.keys():
-        todo = "give weights in bf16, fp16 or fp32"
-        raise ConfigError(f"{folder} has weights of type {min(others)}", todo=todo)
-    return functools.reduce(torch.promote_types, [_DTYPES[each] for each in found])
-
-
-def tokenizer_size(folder: str) -> int:
-    """Return how many tokens the tokenizer in `folder` has. Raises ConfigError where there is none."""
-    if not any((Path(folder) / name).is_file() for name in _TOKENIZERS):
-        why = "its weights know tokens by number, and nothing says which they are"
-        todo = "copy it from where the weights are from"
-        raise ConfigError(f"{folder} has no {_TOKENIZERS[0]}", why=why, todo=todo)
-    options = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        return len(import_extra("transformers").AutoTokenizer.from_pretrained(folder, **options))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        weights = [each for name in files for each in read_safetensors(Path(folder) / name).values()]
+    except (OSError, ValueError, KeyError) as error:
         why = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the tokenizer in {folder} cannot be read", why=why) from error
-
-
-def stamps(folder: str, files: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Return names of `files` and config.json with their times of change."""
-    paths = [Path(folder) / name for name in ("config.json", *files)]
-    return tuple((str(path), path.stat().st_mtime_ns) for path in paths)
+        raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
+    if others := [str(each.dtype) for each in weights if not each.is_floating_point()]:
+        raise ConfigError(f"{folder} has weights of {others[0]}", todo="give them in bf16, fp16 or fp32")
+    return functools.reduce(torch.promote_types, {each.dtype for each in weights} or {torch.float32})
 
 
 def copy_beside(source: str, file: str) -> str:

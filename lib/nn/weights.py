@@ -40,7 +40,7 @@ def read_weights(found: WeightFiles) -> dict[str, Tensor]:
         return _of_checkpoint(found, *found.checkpoint)
     tensors: dict[str, Tensor] = {}
     for file in found.files:
-        read = _read_safetensors if kind_of(file) == "safetensors" else _read_torch
+        read = read_safetensors if kind_of(file) == "safetensors" else _read_torch
         try:
             tensors |= read(file)
         except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
@@ -62,8 +62,11 @@ def _of_checkpoint(source: WeightFiles, folder: Path, step: int) -> dict[str, Te
         raise ConfigError(f"{OPTION}={source.path}: {error.what}", why=error.why, todo=todo) from error
 
 
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    """Read a file of the safetensors format: length of the header in 8 bytes, header in JSON, raw numbers."""
+def read_safetensors(file: Path) -> dict[str, Tensor]:
+    """Read a file of the safetensors format: length of the header in 8 bytes, header in JSON, raw numbers.
+
+    Tensors are mapped. Raises OSError, ValueError or KeyError for a damaged file.
+    """
     size_bytes, (start, header) = file.stat().st_size, _header(file)
     header.pop("__metadata__", None)
     data, tensors = torch.from_file(str(file), shared=False, size=size_bytes, dtype=torch.uint8), {}

@@ -9,26 +9,43 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from lib.data.types import TextSpec
+from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
 from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.linear_cross_entropy import linear_cross_entropy
-from lib.nn.model_directory import HOST, stamps, tokenizer_size, widest_dtype
+from lib.nn.model_directory import HOST, widest_dtype
 from models.huggingface.library import attention, attention_dropout, check_length, key_attention, loaded, note
 
 _ATTENTION = "causal_by_document"
 _LAYERS = {"full_attention", "sliding_attention"}
 _PROBE = 8  # tokens
-_compared: set[tuple[tuple[str, int], ...]] = set()  # directories, as they were
+_compared: set[str] = set()  # configurations
+
+
+class LanguageSpec(Protocol):
+    """Facts about data that a language model needs: every spec of tokens has them."""
+
+    @property
+    def name(self) -> str:
+        """Name of the data set."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens are below it."""
+
+    @property
+    def block_size(self) -> int:
+        """Longest row in tokens."""
 
 
 def build_causal(
-    transformers: Any, theirs: Any, folder: str, files: Sequence[str], spec: TextSpec
+    transformers: Any, theirs: Any, folder: str, files: Sequence[str], spec: LanguageSpec
 ) -> nn.Module:
     """Build a model from int64 (B, T) tokens to (B, T, V) logits; with targets (B, T), to their summed loss.
 
@@ -38,24 +55,27 @@ def build_causal(
     """
     kind = _class_of(transformers, theirs, folder)
     check_length(theirs, spec.block_size, folder)
-    if spec.vocab_size > theirs.vocab_size:
-        why = f"{spec.name} has {spec.vocab_size:,}"
-        todo = "choose the tokenizer of the model, or other data"
-        raise ConfigError(f"{folder} has {theirs.vocab_size:,} tokens", why=why, todo=todo)
+    rows, tokens = theirs.vocab_size, 0
+    if files and not simulated():
+        tokens = HuggingFaceTokenizer(Path(folder)).vocab_size
+    if not tokens <= spec.vocab_size <= rows:
+        why = f"the data have {spec.vocab_size:,}, the model {rows:,}"
+        why += f" and its tokenizer {tokens:,}" * bool(tokens)
+        todo = "use data in the tokens of the model, or a directory without weights"
+        raise ConfigError(f"{spec.name} is not in the tokens of {folder}", why=why, todo=todo)
     transformers.AttentionInterface.register(_ATTENTION, functools.partial(_attend, transformers))
     real = not simulated() and torch.empty(0).device.type != "meta"
     model = None
     if files and not simulated():
-        _check_tokens(folder, theirs.vocab_size, spec)
         own = loaded(kind, theirs, folder, _ATTENTION, dtype=widest_dtype(folder, files))
         model = _adapted(own, kind, folder, files)
         with HOST:  # also for a model on the meta device
-            _compare(model, kind, folder, files)
+            _compare(model, kind, folder)
     if model is None or not real:  # a copy on the meta device would not tie weights
         made = kind._from_config(theirs, dtype=torch.float32, attn_implementation=_ATTENTION)
         model = _adapted(made, kind, folder, files)
         if real:
-            _compare(model, kind, folder, files)
+            _compare(model, kind, folder)
     return cast(nn.Module, model.float().train())
 
 
@@ -63,62 +83,54 @@ def _adapted(model: Any, kind: Any, folder: str, files: Sequence[str]) -> Any:
     """Return `model`, of class `kind`, with the forward pass of this file: the names of weights stay."""
     theirs, head = model.config, model.get_output_embeddings()
     if type(head) is not nn.Linear:
-        raise ConfigError(f"{folder}: the head of {theirs.model_type} is a {type(head).__name__}, not linear")
+        raise _refusal(theirs, folder, f"has a head that is not linear: {type(head).__name__}")
     if theirs.tie_word_embeddings and head.weight is not model.get_input_embeddings().weight:
         why = "config.json has tie_word_embeddings=true, and the weights have a head of their own"
         raise ConfigError(f"{folder} contradicts itself", why=why, todo="write tie_word_embeddings=false")
     stacked = next((each for each, weight in model.named_parameters() if weight.dim() > 2), "")
     if stacked:
         why = f"{stacked} holds several, whose products cannot be traced in fp32"
-        raise ConfigError(
-            f"{folder}: {theirs.model_type} has experts", why=why, todo="choose a model without"
-        )
-    if rate := attention_dropout(theirs):
-        key_attention(model, rate)
+        raise _refusal(theirs, folder, "has experts", why)
     model.__class__ = type(kind.__name__, (Causal, kind), {})
+    model.window = getattr(theirs, "sliding_window", None) or 0
+    model.attention_drops = attention_dropout(theirs)
+    if model.attention_drops:
+        key_attention(model, model.attention_drops)
     model.hidden_scale = getattr(theirs, "logit_scale", 1) / getattr(theirs, "logits_scaling", 1)
     model.build_note = note(files)
     return model
 
 
+def _refusal(theirs: Any, folder: str, what: str, why: str = "") -> ConfigError:
+    return ConfigError(f"{folder}: {theirs.model_type} {what}", why=why, todo="choose another model")
+
+
 def _class_of(transformers: Any, theirs: Any, folder: str) -> Any:
     """Return the class of the model. Raises ConfigError for what is no such model or cannot be planned."""
-    name, classes = theirs.model_type, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    classes = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(theirs) not in classes or theirs.get_text_config() is not theirs:
-        what = f"{folder}: transformers has no causal language model of text alone for {name}"
+        what = f"{folder}: transformers has no causal language model of text alone for {theirs.model_type}"
         raise ConfigError(what, todo="choose another directory, or another CONFIG_HUGGINGFACE_INPUT")
-    others = sorted({*(getattr(theirs, "layer_types", None) or ())} - _LAYERS)
-    others += ["chunked attention"] * bool(getattr(theirs, "attention_chunk_size", None))
-    if others:
+    if others := {*(getattr(theirs, "layer_types", None) or ())} - _LAYERS:
         why = f"only {' and '.join(sorted(_LAYERS))} keep documents apart"
-        raise ConfigError(f"{folder}: {name} has layers of {others[0]}", why=why, todo="choose another model")
+        raise _refusal(theirs, folder, f"has layers of {min(others)}", why)
     kind = classes[type(theirs)]
     if not kind._supports_sdpa:
         why = "eager attention holds all T x T weights, and its memory is not predicted well"
-        raise ConfigError(f"{folder}: {name} has no sdpa attention", why=why, todo="choose another model")
+        raise _refusal(theirs, folder, "has no sdpa attention", why)
     caps = (key for key in theirs.to_dict() if "softcap" in key or "soft_cap" in key)
     for cap in (key for key in caps if getattr(theirs, key, None)):
-        what = f"{folder}: {name} caps its logits ({cap}={getattr(theirs, cap)})"
-        raise ConfigError(what, why="the loss in chunks has no cap", todo="choose another model")
+        what = f"caps its logits ({cap}={getattr(theirs, cap)})"
+        raise _refusal(theirs, folder, what, "the loss in chunks has no cap")
     return kind
-
-
-def _check_tokens(folder: str, rows: int, spec: TextSpec) -> None:
-    """Raise ConfigError where the data are not in the tokens that the weights have learned."""
-    tokens = tokenizer_size(folder)
-    if tokens > rows:
-        why = f"the model has {rows:,} rows of embeddings"
-        raise ConfigError(f"the tokenizer in {folder} has {tokens:,} tokens", why=why, todo="give its own")
-    if not tokens <= spec.vocab_size <= rows:
-        why = f"the tokenizer in the directory has {tokens:,}, and the data have {spec.vocab_size:,}"
-        todo = "use data in its tokens, or remove the weights to start from random ones"
-        raise ConfigError(f"{spec.name} is not in the tokens of {folder}", why=why, todo=todo)
 
 
 class Causal(nn.Module):
     """Mix-in for a causal model of transformers."""
 
     hidden_scale: float  # of what the head is given; some families scale their logits
+    window: int  # of layers with a window: how many tokens a token sees; 0 for all
+    attention_drops: float  # share of attention weights that is zeroed in training
 
     def forward(self, tokens: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """int64 (B, T) or (B, 2, T) -> (B, T, V) logits of the next token; with targets, their loss."""
@@ -138,17 +150,14 @@ class Causal(nn.Module):
 
     def _masks(self, tokens_BT: Tensor, documents_BT: Tensor | None) -> dict[int, Tensor | None]:
         """Return what is added to the scores of attention, by the window of the layer; 0 is no window."""
-        own, length = cast(Any, self), tokens_BT.shape[1]
-        theirs = own.config
-        window = getattr(theirs, "sliding_window", None) or 0
-        explicit = documents_BT is not None or attention_dropout(theirs) > 0
-        weight = own.get_input_embeddings().weight
+        weight, length = cast(Any, self).get_input_embeddings().weight, tokens_BT.shape[1]
+        explicit = documents_BT is not None or self.attention_drops > 0
         kind = weight.device.type
         mixed = kind != "meta" and torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
         dtype = torch.get_autocast_dtype(kind) if mixed else weight.dtype
         return {
             size: causal_mask(tokens_BT, documents_BT, window=size, dtype=dtype) if explicit or size else None
-            for size in {0, window if window < length else 0}
+            for size in {0, self.window if self.window < length else 0}
         }
 
 
@@ -201,12 +210,11 @@ def _attend(
 
 
 @torch.no_grad()
-def _compare(model: Any, kind: Any, folder: str, files: Sequence[str]) -> None:
+def _compare(model: Any, kind: Any, folder: str) -> None:
     """Raise ConfigError unless `model` has transformers' logits, and no token sees later or foreign ones."""
-    known = stamps(folder, files)
+    known = model.config.to_json_string()
     if known in _compared:
         return
-    name = model.config.model_type
     tokens_1T = torch.arange(1, _PROBE + 1)[None] % model.config.vocab_size
     documents_1T = torch.tensor([[0] * 5 + [1] * (_PROBE - 5)])
     model.eval()
@@ -224,7 +232,5 @@ def _compare(model: Any, kind: Any, folder: str, files: Sequence[str]) -> None:
         difference, scale = (ours - expected).abs().max(), expected.abs().max()
         if not difference <= scale * torch.finfo(expected.dtype).eps * 8:
             why = f"{fault}: a difference of {difference:.1e} in logits up to {scale:.1e}"
-            raise ConfigError(
-                f"{folder}: {name} cannot be trained here", why=why, todo="choose another model"
-            )
+            raise _refusal(model.config, folder, "cannot be trained here", why)
     _compared.add(known)

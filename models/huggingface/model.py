@@ -10,23 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib.data.types import ImageSpec, TextClassSpec, TextSpec
+from lib.data.types import ImageSpec, TextClassSpec
 from lib.errors import ConfigError
 from lib.memory.simulation import replaced, simulated
 from lib.memory.twin import RealConstants
 from lib.nn.model_directory import open_directory
 from lib.nn.packages import import_extra
-from models.huggingface.causal import build_causal
-from models.huggingface.library import (
-    EXTRA,
-    attention,
-    attention_dropout,
-    check_length,
-    configuration,
-    key_attention,
-    loaded,
-    note,
-)
+from models.huggingface import library
+from models.huggingface.causal import LanguageSpec, build_causal
+from models.huggingface.library import EXTRA
 
 TASK = "lm"  # of labels it is the one that TASK names
 TAKES_TARGETS = True  # a language model
@@ -42,7 +34,7 @@ class Options:
     input: str
 
 
-def build(options: Options, spec: ImageSpec | TextClassSpec | TextSpec) -> nn.Module:
+def build(options: Options, spec: ImageSpec | TextClassSpec | LanguageSpec) -> nn.Module:
     """Build a model from (N, C, H, W) images or (N, T) tokens to (N, classes) logits, or a language model.
 
     Weights in the directory are loaded, but not on the meta device and in simulations. Raises ConfigError
@@ -53,7 +45,7 @@ def build(options: Options, spec: ImageSpec | TextClassSpec | TextSpec) -> nn.Mo
     transformers = import_extra(EXTRA)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    theirs = configuration(transformers, folder)
+    theirs = library.configuration(transformers, folder)
     if not isinstance(spec, ImageSpec | TextClassSpec):
         return build_causal(transformers, theirs, folder, files, spec)
     images = isinstance(spec, ImageSpec)
@@ -86,29 +78,30 @@ def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str) -> Non
             if hasattr(inner, name):
                 setattr(inner, name, value)
         return
-    check_length(theirs, spec.block_size, folder)
+    library.check_length(theirs, spec.block_size, folder)
     theirs.vocab_size, theirs.pad_token_id = spec.vocab_size, spec.pad
 
 
 def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequence[str]) -> nn.Module:
     """Return the model, with the weights in `folder` where there are any and contents are wanted."""
-    rate = attention_dropout(theirs)
-    transformers.AttentionInterface.register(_ATTENTION, attention)
+    rate = library.attention_dropout(theirs)
+    transformers.AttentionInterface.register(_ATTENTION, library.attention)
     transformers.AttentionMaskInterface.register(_ATTENTION, transformers.masking_utils.eager_mask)
     contents = files and not simulated() and torch.empty(0).device.type != "meta"
     errors = []
+    model: nn.Module
     for name in (_ATTENTION,) * bool(rate) + ("sdpa", "eager"):
         try:
             if contents:
-                model = loaded(kind, theirs, folder, name, counts=_of_base)
+                model = library.loaded(kind, theirs, folder, name, counts=_of_base)
             else:
                 model = kind._from_config(theirs, dtype=torch.float32, attn_implementation=name)
         except (ValueError, ImportError) as error:  # most often: no such attention
             errors.append(error)
             continue
         if name == _ATTENTION:
-            key_attention(model, rate)
-        vars(model)["build_note"] = note(files)
+            library.key_attention(model, rate)
+        vars(model)["build_note"] = library.note(files)
         return model
     raise ConfigError(
         f"{folder}: {kind.__name__} cannot be built", why=" ".join(str(errors[-1]).split())[:300]

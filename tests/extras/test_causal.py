@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.data import TokenPart
-from lib.data.types import Dataset, TextSpec
+from lib.data.types import Dataset, InputDtype, TextSpec
 from lib.errors import ConfigError
 from lib.memory import estimate
 from lib.memory.simulation import simulation
@@ -64,7 +65,9 @@ def folder_of(name: str, place: Path, **changed: Any) -> Path:
     return folder
 
 
-def with_weights(name: str, place: Path, *, dtype: torch.dtype = torch.float32, **changed: Any) -> Path:
+def with_weights(
+    name: str, place: Path, *, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changed: Any
+) -> Path:
     """A directory as others give it: weights and a tokenizer of all bytes."""
     import tokenizers
     import transformers
@@ -72,7 +75,9 @@ def with_weights(name: str, place: Path, *, dtype: torch.dtype = torch.float32, 
     folder = folder_of(name, place, **changed)
     torch.manual_seed(0)
     config = transformers.AutoConfig.from_pretrained(folder)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(
+        folder, max_shard_size=shard
+    )
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     bytes_alone = tokenizers.Tokenizer(tokenizers.models.BPE(dict(zip(letters, range(256), strict=True)), []))
     bytes_alone.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -202,6 +207,51 @@ def test_weights_are_read_in_the_type_of_their_file(tmp_path: Path, monkeypatch:
     )
 
 
+def test_shards_are_the_weights_of_one_file(tmp_path: Path) -> None:
+    whole, parts = (with_weights("llama", tmp_path / size, shard=size) for size in ("1GB", "100KB"))
+    files = sorted(parts.glob("*.safetensors"))
+    assert len(files) > 2 and not (parts / "model.safetensors").exists()
+    model, expected = made(parts), made(whole).state_dict()
+    assert all(torch.equal(expected[name], weight) for name, weight in model.state_dict().items())
+    assert f"weights of {files[0].name} and {len(files) - 1} more" in model.build_note
+    files[1].unlink()
+    with pytest.raises(ConfigError, match=f"the weights in .* cannot be read: .*{files[1].name}"):
+        made(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedSpec:
+    """Of data that this model knows nothing of, but that they are tokens."""
+
+    name: str
+    vocab_size: int
+    block_size: int
+    synthetic: bool = False
+    input_dtype: ClassVar[InputDtype] = "int64"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (2, self.block_size)
+
+
+def test_any_data_in_tokens_fit(tmp_path: Path) -> None:
+    folder = with_weights("llama", tmp_path)
+    spec = PackedSpec(name="packed", vocab_size=TOKENS, block_size=T)
+    model, other = made(folder, spec), made(folder, BYTES)
+    inputs, (_, targets) = torch.zeros(ROWS, *spec.input_shape, dtype=torch.int64), batch()
+    assert torch.equal(model(inputs, targets), other(inputs[:, 0], targets))
+    for wrong, told in (
+        ({"vocab_size": 321}, "packed is not in the tokens"),
+        ({"block_size": 65}, "is too long"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            made(folder, replace(spec, **wrong))
+    with simulation("cuda"):
+        planned = made(folder, spec)
+    rows: list[Any] = [((ROWS, *spec.input_shape), torch.int64), ((ROWS, T), torch.int64)]
+    assert estimate(planned, rows, precision="bf16", loss=None).peak_bytes > 0
+
+
 @pytest.mark.parametrize("change", ["scale", "mask", "library"])
 def test_a_model_that_computes_otherwise_is_refused(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +314,16 @@ def test_logits_are_never_whole(tmp_path: Path) -> None:
         return estimate(model, inputs, precision="bf16", loss=loss).peak_bytes
 
     assert peak(2, None) < 0.3 * peak(1, whole)
+
+
+def test_compiled_it_is_one_graph_with_the_same_loss(tmp_path: Path) -> None:
+    model, (tokens, targets) = made(folder_of("gemma3_text", tmp_path)), batch()
+    documents = torch.arange(T).div(5, rounding_mode="floor").expand(ROWS, T)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for given in (tokens, torch.stack([tokens, documents], dim=1)):
+        torch.testing.assert_close(compiled(given, targets), model(given, targets))
+    torch._dynamo.reset()
 
 
 def test_a_simulated_build_has_the_type_that_trains(tmp_path: Path) -> None:
