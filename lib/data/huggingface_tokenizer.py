@@ -23,8 +23,9 @@ class HuggingFaceTokenizer:
     name = "huggingface"
     unit: Unit = "token"
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ConfigError without the package, and if the folder has no tokenizer."""
+    def __init__(self, place: Path | str) -> None:
+        """Raises ConfigError without the package, and if the folder at `place` has no tokenizer."""
+        folder = Path(place)
         transformers = import_extra("transformers")
         transformers.utils.logging.disable_progress_bar()
         if not folder.is_dir():  # otherwise transformers takes it for a name on the Hub

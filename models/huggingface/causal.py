@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -57,7 +56,7 @@ def build_causal(
     check_length(theirs, spec.block_size, folder)
     rows, tokens = theirs.vocab_size, 0
     if files and not simulated():
-        tokens = HuggingFaceTokenizer(Path(folder)).vocab_size
+        tokens = HuggingFaceTokenizer(folder).vocab_size
     if not tokens <= spec.vocab_size <= rows:
         why = f"the data have {spec.vocab_size:,}, the model {rows:,}"
         why += f" and its tokenizer {tokens:,}" * bool(tokens)

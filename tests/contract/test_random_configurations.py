@@ -153,6 +153,9 @@ def small(tree: Any, file: Path) -> dict[str, str]:
     candidates = [("MODEL_RESNET18", "y")] if of_package else []
     if data not in EMBEDDED or of_package:
         candidates += [(f"DATASET_{name.upper()}", "y") for name in EMBEDDED]
+    # What this machine, or a model without linear layers, would refuse.
+    candidates += [("ADAPT_FULL", "y")]
+    candidates += [("PRECISION_AUTO", "y")] if tree.syms["PRECISION_FP16"].tri_value else []
     candidates.append(("RESET_HEAD", "n"))  # of initial weights, which there are none
     if tree.syms["AUTO_METHOD_PROBE"].tri_value:  # measuring has tests of its own
         candidates.append(("AUTO_METHOD_TABLE", "y"))

@@ -140,6 +140,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if name == "copy_":
         on_device = isinstance(args[0], _OnDevice)
     result = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+    if name == "_conj":  # a wrapper has no such bit, and what follows would take the contents as they are
+        result = result.resolve_conj()
     if name == "_to_copy" and device is not None and isinstance(args[0], _OnDevice) != on_device:
         result = result.clone() if result is _held(args[0]) else result
     if not on_device:
