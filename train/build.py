@@ -27,7 +27,7 @@ from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, 
 from train.job import Budget, Job, budget_of, warm_up_of, warm_up_text
 from train.record import Record
 from train.tasks.base import Carries, Forward, make_task
-from train.training_data import TrainingData, built
+from train.training_data import TrainingData, built, image_operations
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema
@@ -287,10 +287,11 @@ def _train_loader(
         spec,
         loader_config,
         seed=config.seed,
-        augment=config.augment or "none",
+        augment="none" if config.augment in (None, "resized_crop") else config.augment,
         pad=pad,
         fixed=config.trm_augment_fixed or 0,
         epochs_ahead=epochs_ahead,
+        operations=image_operations(config, spec),
     )
 
 

@@ -26,9 +26,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clipping": {"grad_clip": 0.05},
     "EMA": {"ema": True, "ema_decay": 0.5},
     "label smoothing": {"label_smoothing": 0.1},
+    "mixing": {"augment_mixup_alpha": 0.8, "augment_cutmix_alpha": 1.0, "augment_erase_pct": 30},
 }
 PADDING, DROPOUT = "padding", "dropout"
-IMAGES = ("clipping", "EMA", "label smoothing", PADDING)
+IMAGES = ("clipping", "EMA", "label smoothing", "mixing", PADDING)
 OTHERS = ("clipping", "EMA", PADDING)
 # Batch normalisation of few values amplifies rounding: hence groups of four, and a low rate.
 SLOWER = {"learning_rate": 0.001}

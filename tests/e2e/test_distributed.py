@@ -30,6 +30,8 @@ PORTABLE = [
     "padded",
     "ragged",
     "counted",
+    "augmented",
+    "augmented ghost",
     *merged("DISTRIBUTED"),
 ]
 PORTABLE += ["metrics", "early stop", "several labels", "tags"]
