@@ -97,7 +97,7 @@ def jitter(images_NCHW: Tensor, rows: DrawnRows) -> Tensor:
         x = middle + ((turned + _HALF) >> _BITS)
         grey = (77 * x[:, :1] + 150 * x[:, 1:2] + 29 * x[:, 2:]) >> 8  # of ITU-R BT.601
     mean = grey.sum((1, 2, 3), keepdim=True).to(torch.int32) // grey[0].numel()
-    for origin, factor in zip((grey, mean, 0), factors, strict=True):  # a factor of 1 changes no bit
+    for origin, factor in zip((grey, mean, 0 * mean), factors, strict=True):  # a factor of 1 changes no bit
         x = origin + (((x - origin) * factor + _HALF) >> _BITS)
     return x.clamp(0, 255).to(torch.uint8)
 
