@@ -104,6 +104,8 @@ def narrow_config(defconfig: str) -> Config:
     if "CONFIG_MODEL_GPT2=y" in file.read_text():
         sizes = {"LAYERS": "2", "HEADS": "2", "WIDTH": "16"}
         values |= {"CONFIG_GPT2_SIZE_CUSTOM": "y"} | {f"CONFIG_GPT2_{k}": v for k, v in sizes.items()}
+    if "CONFIG_MODEL_VIT=y" in file.read_text():
+        values |= {"CONFIG_VIT_WIDTH": "8", "CONFIG_VIT_LAYERS": "2"}
     if "CONFIG_MODEL_RESNET_BK=y" in file.read_text():
         values |= {"CONFIG_RESNET_BK_LAYERS": "2", "CONFIG_RESNET_BK_WIDTH": "16"}
     for model, example in examples().items():

@@ -40,6 +40,7 @@ MODELS: dict[str, tuple[Case, tuple[str, ...]]] = {
     "resnet50": (dataclasses.replace(NORMALISED, model="resnet50"), IMAGES),
     "mlp": (Case(model="mlp", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     "gpt2": (Case(model="gpt2", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
+    "vit": (Case(model="vit", micro_batch=5, settings={}), IMAGES),
     "resnet_bk": (Case(model="resnet_bk", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     **{name: (Case(**case), OTHERS) for name, case in merged("DISTRIBUTED").items()},
 }
