@@ -124,6 +124,23 @@ class EvaluationOptions:
     early_stop_delta: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentOptions:
+    """Further augmentations of images, each off at a falsy value."""
+
+    augment_crop_pct: int | None  # None without a random resized crop
+    augment_crop_ratio: float | None
+    augment_flip_horizontal: bool
+    augment_flip_vertical: bool
+    augment_brightness: float | None  # None for data without images, as the following
+    augment_contrast: float | None
+    augment_saturation: float | None
+    augment_hue: float | None
+    augment_erase_pct: int | None
+    augment_mixup_alpha: float | None
+    augment_cutmix_alpha: float | None
+
+
 GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Config itself
     "optim": OptimOptions,
     "lr_schedule": LrScheduleOptions,
@@ -132,6 +149,7 @@ GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Conf
     "weights": WeightOptions,
     "sinks": SinkOptions,
     "evaluation": EvaluationOptions,
+    "augmentation": AugmentOptions,
 }
 
 
@@ -158,7 +176,8 @@ class Config:
     block_size: int | None  # None for images
     tokenizer: Literal["byte", "char", "gpt2", "huggingface"] | None  # None for images and ready-made tokens
     tokenizer_dir: str | None  # None but for the last one
-    augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
+    augment: Literal["none", "shift", "crop_flip", "resized_crop", "symmetries"] | None  # None for texts
+    augmentation: AugmentOptions
     augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool
     trm_augment_fixed: int | None  # None where puzzles are not augmented

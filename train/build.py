@@ -12,7 +12,7 @@ from torch import nn
 
 from lib.config import Config
 from lib.data import ArrayPart, EvalLoader, ImageSpec, LoaderConfig, TrainLoader, choose_placement
-from lib.data.augment import augmented_bytes
+from lib.data.augment import Kind, augmented_bytes
 from lib.data.types import Part
 from lib.devices.backend import configure_numerics, configure_threads
 from lib.devices.base import Backend
@@ -27,7 +27,7 @@ from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, 
 from train.job import Budget, Job, budget_of, warm_up_of, warm_up_text
 from train.record import Record
 from train.tasks.base import Carries, Forward, make_task
-from train.training_data import TrainingData, built
+from train.training_data import TrainingData, built, image_operations
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema
@@ -296,15 +296,17 @@ def _train_loader(
     spec, pad = data.dataset.spec, config.augment_pad or 0
     if config.augment_pad == 0 and isinstance(spec, ImageSpec):
         pad = max(1, min(spec.height, spec.width) // 8)
+    kind: Kind = "none" if config.augment is None or config.augment == "resized_crop" else config.augment
     return TrainLoader(
         data.dataset.train,
         spec,
         loader_config,
         seed=config.seed,
-        augment=config.augment or "none",
+        augment=kind,
         pad=pad,
         fixed=config.trm_augment_fixed or 0,
         epochs_ahead=epochs_ahead,
+        operations=image_operations(config, spec),
     )
 
 

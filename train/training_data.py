@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lib.config import Config
 from lib.data import DataLocation, Dataset, describe_dataset, open_dataset, restrict
+from lib.data.augment import Operation
 from lib.data.cache import checked_before
 from lib.data.types import Spec, TokensSpec
 from lib.errors import ConfigError, PlanError
@@ -289,6 +290,23 @@ def check_task(config: Config, dataset: Dataset) -> None:
     if preparation_of(config) is None:
         make_task(config, spec)
     check_figures(config, dataset)
+    image_operations(config, spec)
+
+
+def image_operations(config: Config, spec: Spec) -> list[Operation]:
+    """Return the further augmentations of images. Raises ConfigError where data or task forbid one."""
+    if not any(dataclasses.astuple(config.augmentation)):
+        return []
+    from lib.data.image_augment import operations  # few runs have any
+
+    found = operations(config.augmentation, spec)
+    if found[-1].name == "mix" and "MIXES" not in vars(load_task(config)):
+        raise ConfigError(
+            f"mixup and cutmix are not for the task {config.task} of {config.model}",
+            why=f"train/tasks/{config.task}/task.py does not define MIXES: it trains on one label per sample",
+            todo="set CONFIG_AUGMENT_MIXUP_ALPHA and CONFIG_AUGMENT_CUTMIX_ALPHA to 0",
+        )
+    return found
 
 
 def checked(model: nn.Module, config: Config, spec: Spec) -> nn.Module:

@@ -5,19 +5,21 @@ A sample is augmented identically in every batch, worker, rank and device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from lib.data.types import ArrayPart
+from lib.data.types import ArrayPart, Indices
 from lib.memory.simulation import simulated
 from lib.rng import Words, key, mix
 
 Kind: TypeAlias = Literal["none", "shift", "crop_flip", "symmetries"]
 Draws: TypeAlias = Sequence[torch.Tensor] | torch.Tensor  # K tensors (N,)
+DrawnRows: TypeAlias = Iterator[torch.Tensor]  # tensors (N,), of which an operation takes its own
+ONE = 1 << 16  # 1 in fixed point
 
 
 @runtime_checkable
@@ -74,11 +76,45 @@ def apply(images_NCHW: torch.Tensor, draws: Draws, *, kind: Kind, pad: int) -> t
         cropped = torch.from_numpy(windows.numpy()[sample.numpy(), row.numpy(), column.numpy()])
     else:
         cropped = windows[sample, row, column]
-    if kind == "crop_flip":
-        # Selecting by a bit mask is faster than torch.where on bytes.
-        mask = mirror.neg().to(torch.uint8)[:, None, None, None]
-        cropped = cropped ^ ((cropped ^ cropped.flip(3)) & mask)
-    return cropped
+    return mirrored(cropped, iter([mirror]), dim=3) if kind == "crop_flip" else cropped
+
+
+def mirrored(images_NCHW: torch.Tensor, rows: DrawnRows, *, dim: int) -> torch.Tensor:
+    """Mirror the uint8 images whose drawn number is 1, and not 0, along dimension `dim`."""
+    # Selecting by a bit mask is faster than torch.where on bytes.
+    mask = next(rows).neg().to(torch.uint8)[:, None, None, None]
+    return images_NCHW ^ ((images_NCHW ^ images_NCHW.flip(dim)) & mask)
+
+
+class Random:
+    """Random numbers of samples: functions of (seed, name, epoch, index), and of how many came before."""
+
+    def __init__(self, epochs_N: Indices, indices_N: Indices, *, seed: int, name: str) -> None:
+        self._hashes_N: Indices = mix(mix(indices_N ^ mix(epochs_N ^ key(name, seed))))
+        self._drawn = 0
+
+    def below(self, bound: int | Indices) -> Indices:
+        """Draw from [0, bound), int64 (N,). bound: at most 2**31."""
+        self._drawn += 1
+        drawn_N: Indices = ((mix(self._hashes_N ^ self._drawn) >> 32) & 0x7FFFFFFF) * bound >> 31
+        return drawn_N
+
+    def around(self, strength: float | None) -> Indices:
+        """Draw from 1 - strength to 1 + strength, in fixed point."""
+        reach = round((strength or 0) * ONE)
+        return ONE - reach + self.below(2 * reach + 1)
+
+
+class Operation(NamedTuple):
+    """An augmentation of images: draw makes rows of numbers on the host, which apply takes on the device."""
+
+    name: str  # of its random numbers, at most 8 bytes
+    draw: Callable[[Random], Sequence[Indices]]
+    apply: Callable[[torch.Tensor, DrawnRows], torch.Tensor]  # of uint8 images (N, C, H, W)
+
+    def rows(self, epochs_N: Indices, indices_N: Indices, *, seed: int) -> Sequence[Indices]:
+        """Draw for samples."""
+        return self.draw(Random(epochs_N, indices_N, seed=seed, name=self.name))
 
 
 def apply_symmetry(

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 import torch
 
-from lib.data.augment import HasSymmetries, Kind, apply, apply_symmetry, augment_ahead, draw
-from lib.data.sampler import sample_stream, window_shifts
+from lib.data.augment import ONE, HasSymmetries, Kind, Operation, apply, apply_symmetry, augment_ahead, draw
+from lib.data.sampler import sample_stream, window_shifts, with_partners
 from lib.data.store import Placement, Request, open_store
 from lib.data.types import ArrayPart, ImageSpec, Indices, Part, Spec
 from lib.errors import ConfigError
@@ -37,11 +37,13 @@ class Batch:
     inputs:  normalised images (N, C, H, W) or rows of a table (N, F), or int64 tokens (N, T).
     targets: int64 labels (N,), normalised numbers (N, K), or tokens (N, T) with IGNORED.
     weights: float32 (N,), 1 for a sample and 0 for padding, which comes last; None: all 1.
+    mixed:   of mixup and cutmix: targets (N,) of the samples' partners, and the shares of their own, float32.
     """
 
     inputs: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor | None = None
+    mixed: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def choose_placement(
@@ -159,12 +161,14 @@ class TrainLoader(_Loader):
         pad: int,
         fixed: int = 0,
         epochs_ahead: int = 0,
+        operations: Sequence[Operation] = (),
     ) -> None:
         """Open the store. Raises ConfigError if the augmentation does not fit the data.
 
         augment: "symmetries" for data that have some, else only images are augmented. pad: of images, in
         pixels. fixed: number of symmetries per sample, 0 for a new one in every epoch. epochs_ahead: epochs
-        that are augmented in advance and must suffice; 0: augment on the fly.
+        that are augmented in advance and must suffice; 0: augment on the fly. operations: further ones, of
+        images.
         """
         required = HasSymmetries if augment == "symmetries" else ImageSpec
         if augment != "none" and not isinstance(spec, required):  # a model may support several kinds of data
@@ -179,6 +183,7 @@ class TrainLoader(_Loader):
         super().__init__(part, spec, loader_config)
         self.size, self._epochs_ahead, self._spec = size, epochs_ahead, spec
         self._seed, self._kind, self._pad, self._fixed = seed, augment, pad, fixed
+        self._operations, self._mixes = operations, any(each.name == "mix" for each in operations)
         self.waited_seconds = 0.0  # of the host, for batches: reading, and launching their augmentation
         self._next: _Step | None = None
         self._reader: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = iter(())
@@ -224,12 +229,18 @@ class TrainLoader(_Loader):
             start, positions = step * first.target, together * first.target
             stream = sample_stream(start=start, count=positions, seed=self._seed, size=self.size)
             epochs_SN, indices_SN = (part.reshape(together, first.target)[:, places_N] for part in stream)
+            if self._mixes:
+                epochs_SN, indices_SN = with_partners(epochs_SN, indices_SN, seed=self._seed, size=self.size)
             rows_KSN = [self._positions(epochs_SN, indices_SN)]
             if self._kind != "none":
                 further = {"pad": self._pad, "seed": self._seed, "fixed": self._fixed}
                 rows_KSN += draw(epochs_SN, indices_SN, kind=self._kind, **further)
+            for each in self._operations:
+                rows_KSN += each.rows(epochs_SN, indices_SN, seed=self._seed)
             for rows_KN in self._store.place(np.stack(rows_KSN, axis=1)):
-                yield from (rows_KN[:, begin:end] for begin, end in pairwise((0, *ends)))
+                for begin, end in pairwise((0, *ends)):
+                    request = rows_KN[..., begin:end]
+                    yield request if request.ndim == 2 else request.reshape(len(request), -1)  # with partners
 
     def _positions(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
         """Return the positions of samples in the part; windows of a text are shifted in each epoch."""
@@ -244,8 +255,17 @@ class TrainLoader(_Loader):
             assert isinstance(self._spec, HasSymmetries)
             inputs, targets = apply_symmetry(inputs, targets, draws_KN, spec=self._spec)
         elif self._kind != "none":
-            inputs = apply(inputs, draws_KN, kind=self._kind, pad=self._pad)
-        return Batch(self._normalise(inputs), self._convert(targets))
+            inputs = apply(inputs, draws_KN[:3], kind=self._kind, pad=self._pad)
+            draws_KN = draws_KN[3:]
+        rows = iter(draws_KN)
+        for each in self._operations:
+            inputs = each.apply(inputs, rows)
+        batch = Batch(self._normalise(inputs), self._convert(targets))
+        if not self._mixes:
+            return batch
+        own, partners = batch.targets.chunk(2)
+        shares = next(rows)[: len(own)].to(torch.float32) / ONE
+        return replace(batch, targets=own, mixed=(partners, shares))
 
 
 def _padded_places(sizes: Sequence[int], rows: Sequence[int]) -> Indices:

@@ -85,6 +85,20 @@ def sample_stream(*, start: int, count: int, seed: int, size: int) -> tuple[Indi
     return np.concatenate(epochs), np.concatenate(indices)
 
 
+def with_partners(
+    epochs_SN: Indices, indices_SN: Indices, *, seed: int, size: int
+) -> tuple[Indices, Indices]:
+    """Return epochs and indices of samples and of their partners in mixup and cutmix, (S, 2, N) each.
+
+    A partner is one of all `size` samples, a function of the sample's own key, and is read along with it. A
+    neighbour in the batch would save the read, but then no share and no micro-batch could separate a pair.
+    So a mixed sample, too, is the same however a batch is split, and at whichever step a run resumes.
+    """
+    hashes_SN = mix(mix(indices_SN ^ mix(epochs_SN ^ key("partner", seed))))
+    partners_SN = ((hashes_SN >> 32) & 0x7FFFFFFF) * size >> 31
+    return np.stack((epochs_SN, epochs_SN), axis=1), np.stack((indices_SN, partners_SN), axis=1)
+
+
 def window_shifts(epochs_N: Indices, *, seed: int, stride: int) -> Indices:
     """Return the shift of a text's windows in each epoch: (N,), in [0, stride), so that boundaries differ."""
     hashes = mix(mix(epochs_N ^ key("window", seed)))

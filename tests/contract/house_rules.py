@@ -68,6 +68,7 @@ OPTION_GROUPS = {
     "weights",
     "sinks",
     "evaluation",
+    "augmentation",
 }  # nested in Config
 CLOSED_TO_MODELS = {
     "lib.config",

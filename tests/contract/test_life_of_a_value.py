@@ -42,6 +42,21 @@ METRICS = "top5_accuracy,macro_f1,calibration_error,roc_auc,average_precision"
 OTHERS: dict[str, tuple[str, dict[str, str]]] = {
     "class weights": ("lenet5", {"CLASS_WEIGHTS": "1,2,3,4,5,6,7,8,9,0.5", "METRICS": METRICS}),
     "balanced classes": ("lenet5", {"CLASS_WEIGHTS": "balanced", "LABEL_SMOOTHING": "0.1"}),
+    "augmented": (
+        "resnet18",
+        {
+            "AUGMENT_RESIZED_CROP": "y",
+            "AUGMENT_FLIP_HORIZONTAL": "y",
+            "AUGMENT_FLIP_VERTICAL": "y",
+            "AUGMENT_BRIGHTNESS": "0.4",
+            "AUGMENT_CONTRAST": "0.4",
+            "AUGMENT_SATURATION": "0.4",
+            "AUGMENT_HUE": "0.1",
+            "AUGMENT_ERASE_PCT": "50",
+            "AUGMENT_MIXUP_ALPHA": "0.8",
+            "AUGMENT_CUTMIX_ALPHA": "1.0",
+        },
+    ),
     "several numbers": ("tabular-regression", {"REGRESS_LOSS_HUBER": "y"}),
     "several labels": (
         "tabular-regression",
@@ -104,6 +119,8 @@ def narrow_config(defconfig: str) -> Config:
     if "CONFIG_MODEL_GPT2=y" in file.read_text():
         sizes = {"LAYERS": "2", "HEADS": "2", "WIDTH": "16"}
         values |= {"CONFIG_GPT2_SIZE_CUSTOM": "y"} | {f"CONFIG_GPT2_{k}": v for k, v in sizes.items()}
+    if "CONFIG_MODEL_VIT=y" in file.read_text():
+        values |= {"CONFIG_VIT_WIDTH": "8", "CONFIG_VIT_LAYERS": "2"}
     if "CONFIG_MODEL_RESNET_BK=y" in file.read_text():
         values |= {"CONFIG_RESNET_BK_LAYERS": "2", "CONFIG_RESNET_BK_WIDTH": "16"}
     for model, example in examples().items():

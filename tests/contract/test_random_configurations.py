@@ -50,6 +50,9 @@ SMALL = {
     "GPT2_WIDTH": "8",
     "RESNET18_WIDTH": "8",
     "RESNET50_WIDTH": "8",
+    "VIT_WIDTH": "8",
+    "VIT_HEADS": "1",
+    "VIT_LAYERS": "1",
     "RESNET_BK_LAYERS": "1",
     "RESNET_BK_WIDTH": "16",
     "SINK_WANDB": "n",  # packages of others

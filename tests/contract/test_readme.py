@@ -72,6 +72,8 @@ COMMANDS = {
     'make setconfig SET="TARGET_EFFECTIVE_BATCH=32 NUM_EPOCHS=20"': SETTINGS,
     'make setconfig SET="DATASET_JSONL=y DATA_DIR=../reviews MAX_STEPS=150"': SETTINGS,
     "make data-check": DRY,
+    'make setconfig SET="AUGMENT_RESIZED_CROP=y AUGMENT_FLIP_HORIZONTAL=y AUGMENT_BRIGHTNESS=0.3 '
+    'AUGMENT_CONTRAST=0.3"': SETTINGS,
     'make setconfig SET="DATASET_TEXT_FILES=y DATA_DIR=../texts"': SETTINGS,
     "make defconfig-tabular-regression": RUN,
     'make setconfig SET="DATASET_TABULAR=y DATA_DIR=../houses TABULAR_FILE=houses.csv TABULAR_TARGETS=price"'

@@ -27,6 +27,7 @@ DEFCONFIGS = {
     "gpt2": "gpt2-tiny",
     "gpt2 with labels and dropout": "gpt2-sst2",
     "resnet_bk": "resnet_bk",
+    "vit": "vit-tiny-scenes",
     **merged("STATIC_GRAPH"),
 }
 MARKS = {"lenet5": (), "gpt2": (), "resnet50": pytest.mark.long}

@@ -54,6 +54,15 @@ TEST_SIZE = 37  # divided by no number of processes
 STEPS = 3
 SMOOTHED = {"label_smoothing": 0.1}
 # Normalisation of few values amplifies rounding, at the usual learning rate of these tests to above 1e-12.
+AUGMENTED = {
+    "augment": "shift",
+    "augment_pad": 1,
+    "augment_flip_vertical": True,
+    "augment_contrast": 0.3,
+    "augment_erase_pct": 40,
+    "augment_mixup_alpha": 0.8,
+    "augment_cutmix_alpha": 1.0,
+}
 AVERAGED = {"ema": True, "ema_decay": 0.5, "learning_rate": 0.005}
 
 
@@ -112,6 +121,27 @@ CASES = {
             "class_weights": "1,2,3,4,5,6,7,8,9,0.5",
             "metrics": "top5_accuracy,macro_f1,calibration_error,roc_auc,average_precision",
             "best_metric": "roc_auc",
+        },
+    ),
+    "augmented": Case(
+        micro_batch=5,
+        settings={**AUGMENTED, **SMOOTHED, "class_weights": "1,2,3,4,5,6,7,8,9,0.5", "grad_clip": 0.05},
+    ),
+    "augmented ghost": Case(
+        model="resnet18",
+        norm_batch=4,
+        effective=28,
+        micro_batch=8,
+        padded=True,
+        settings={
+            **AVERAGED,
+            **AUGMENTED,
+            "augment": "resized_crop",
+            "augment_crop_pct": 25,
+            "augment_crop_ratio": 1.5,
+            "augment_flip_horizontal": True,
+            "augment_hue": 0.2,
+            "augment_saturation": 0.5,
         },
     ),
     "early stop": Case(
@@ -233,7 +263,8 @@ def config_of(case: Case) -> Config:
     if example is not None and hasattr(example, "data"):
         found: Config = example.config(**settings)
         return found
-    config = small_config(case.model, norm_batch=case.norm_batch or None, augment="none", **settings)
+    settings = {"augment": "none", "norm_batch": case.norm_batch or None} | settings
+    config = small_config(case.model, **settings)
     if case.dropout and "dropout" in config.model_options:
         config = config.replace(model_options={**config.model_options, "dropout": case.dropout})
     return config

@@ -26,9 +26,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clipping": {"grad_clip": 0.05},
     "EMA": {"ema": True, "ema_decay": 0.5},
     "label smoothing": {"label_smoothing": 0.1},
+    "mixing": {"augment_mixup_alpha": 0.8, "augment_cutmix_alpha": 1.0, "augment_erase_pct": 30},
 }
 PADDING, DROPOUT = "padding", "dropout"
-IMAGES = ("clipping", "EMA", "label smoothing", PADDING)
+IMAGES = ("clipping", "EMA", "label smoothing", "mixing", PADDING)
 OTHERS = ("clipping", "EMA", PADDING)
 # Batch normalisation of few values amplifies rounding: hence groups of four, and a low rate.
 SLOWER = {"learning_rate": 0.001}
@@ -39,6 +40,7 @@ MODELS: dict[str, tuple[Case, tuple[str, ...]]] = {
     "resnet50": (dataclasses.replace(NORMALISED, model="resnet50"), IMAGES),
     "mlp": (Case(model="mlp", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     "gpt2": (Case(model="gpt2", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
+    "vit": (Case(model="vit", micro_batch=5, settings={}), IMAGES),
     "resnet_bk": (Case(model="resnet_bk", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     **{name: (Case(**case), OTHERS) for name, case in merged("DISTRIBUTED").items()},
 }

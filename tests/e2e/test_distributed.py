@@ -31,6 +31,8 @@ PORTABLE = [
     "padded",
     "ragged",
     "counted",
+    "augmented",
+    "augmented ghost",
     *merged("DISTRIBUTED"),
 ]
 PORTABLE += ["metrics", "early stop", "several labels", "tags", "chats", "packed chats"]

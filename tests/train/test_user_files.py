@@ -19,6 +19,7 @@ from lib.runs.index import stored
 from tests.support.training import random_data, small_config, small_job, small_plan
 from train.job import Progress
 from train.loop import load_state_dict, state_dict
+from train.training_data import make_training_data
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,18 @@ def test_a_change_of_samples_that_is_not_for_the_data_is_told() -> None:
         ConfigError, match="CONFIG_AUGMENT_SYMMETRIES=y is not for random; set CONFIG_AUGMENT_NO"
     ):
         small_job(config, small_plan(4), data)
+
+
+def test_mixed_labels_are_refused_where_the_task_does_not_train_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as a task of one's own: what it does not look at would be dropped silently."""
+    data = random_data(small_config(), shape=(1, 28, 28), train_size=8).dataset
+    monkeypatch.delattr("train.tasks.classify.task.MIXES")
+    for name in ("augment_mixup_alpha", "augment_cutmix_alpha"):
+        with pytest.raises(ConfigError, match="mixup and cutmix are not for the task classify of lenet5"):
+            make_training_data(small_config(**{name: 0.2}), data)
+    make_training_data(small_config(augment_flip_vertical=True), data)
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer", "ema", "progress"])

@@ -102,6 +102,32 @@ def test_without_contents_a_step_takes_what_it_takes_with_them(model: str, recom
     assert found == real
 
 
+def test_mixed_pairs_are_in_the_prediction() -> None:
+    """It runs the step that augments samples and partners: the memory is that of a real one."""
+    launches = []
+    for alpha in (0.0, 0.8):
+        config = small_config(
+            "lenet5",
+            augment="resized_crop",
+            augment_crop_pct=50,
+            augment_contrast=0.4,
+            augment_mixup_alpha=alpha,
+            augment_cutmix_alpha=alpha,
+            data_placement="stream",
+        )
+        data = data_of(config)
+        found = trace_memory(config, plan_of(TRIAL), data, hardware=CPU)
+        with mock.patch.object(memory_estimate, "simulation", lambda _: contextlib.nullcontext()):
+            threads = torch.get_num_threads()
+            real = trace_memory(config, plan_of(TRIAL), data, hardware=CPU)
+            torch.set_num_threads(threads)
+        apart = found.trace.at_peak()["activations"] - real.trace.at_peak()["activations"]
+        assert apart == (0 if alpha else 8 * TRIAL.micro_batch), "real labels come in NumPy's memory"
+        assert found.launches == real.launches
+        launches.append(found.launches)
+    assert launches[0].forward < launches[1].forward and launches[0].backward < launches[1].backward
+
+
 @pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16")])
 @pytest.mark.parametrize("model", ["lenet5", "resnet18", "gpt2", "resnet_bk", *IMAGE_MODELS])
 def test_the_second_step_is_not_run_and_yet_the_same(model: str, device: Any, precision: Any) -> None:

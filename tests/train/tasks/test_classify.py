@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,3 +101,41 @@ def test_balanced_weights_are_those_of_the_rows_that_are_trained_on() -> None:
     task = Classify(class_weights=None, classes=3)
     task.see_training(part)
     assert task.class_weights == pytest.approx([4 / (3 * 3), 4 / 3, 4 / 3])
+
+
+@pytest.mark.parametrize("class_weights", [(), (1.0, 2.0, 0.5, 3.0, 0.25)])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_of_mixed_samples_each_label_counts_by_its_share(
+    class_weights: tuple[float, ...], padding: int
+) -> None:
+    shares_N = torch.linspace(0, 1, ROWS)
+    mixed = (torch.arange(ROWS) + 2) % CLASSES, shares_N
+    batch = replace(batch_of(random_logits()), mixed=mixed)
+    if padding:
+        batch = replace(batch, weights=(torch.arange(ROWS) < ROWS - padding).float())
+    sums = Classify(label_smoothing=0.2, class_weights=class_weights, classes=CLASSES).training(same, batch)
+    loss, count, right, weights_K = 0.0, 0.0, 0.0, class_weights or (1.0,) * CLASSES
+    for row, logits in enumerate(batch.inputs[: ROWS - padding].tolist()):
+        share = float(shares_N[row])
+        for label, part in ((int(batch.targets[row]), share), (int(mixed[0][row]), 1 - share)):
+            one = torch.nn.functional.cross_entropy(
+                torch.tensor([logits]).double(),
+                torch.tensor([label]),
+                torch.tensor(weights_K).double(),
+                label_smoothing=0.2,
+                reduction="sum",
+            )
+            loss, count = loss + part * float(one), count + part * weights_K[label]
+            right += part * weights_K[label] * (logits.index(max(logits)) == label)
+    assert float(sums.loss) == pytest.approx(loss, rel=1e-6)  # shares are in single precision
+    assert float(sums.count) == pytest.approx(count, rel=1e-6)
+    assert isinstance(sums.count, int) == (not class_weights and not padding)
+    name = "weighted_accuracy" if class_weights else "accuracy"
+    assert {name: float(sums.metrics[name])} == {name: pytest.approx(right, rel=1e-6)}
+
+
+def test_a_share_of_one_is_a_sample_that_is_not_mixed() -> None:
+    batch = batch_of(random_logits())
+    mixed = replace(batch, mixed=(torch.zeros(ROWS, dtype=torch.int64), torch.ones(ROWS)))
+    task = Classify(label_smoothing=0.1)
+    assert torch.allclose(task.training(same, mixed).loss, task.training(same, batch).loss, rtol=1e-12)

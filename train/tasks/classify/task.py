@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from train.tasks.base import (
 )
 
 DATA = ("images, texts or tables with labels", LABELLED)
+MIXES = True  # trains on `Batch.mixed`
 BY_ROWS = ("roc_auc", "average_precision")
 REQUESTED = ("top5_accuracy", "macro_f1", "calibration_error", *BY_ROWS)
 
@@ -142,8 +144,20 @@ class Classify:
         """Return the smoothed loss, and the number of correct predictions as "accuracy".
 
         With class weights the count is their sum, and "weighted_accuracy" the sum of those of correct ones.
+        Of mixed samples each label counts by its share, for all of these.
         """
-        return self._scores(full_precision(forward(batch.inputs)), batch, training=True)
+        logits_NK = full_precision(forward(batch.inputs))
+        if batch.mixed is None:
+            return self._scores(logits_NK, batch, training=True)
+        partners, shares_N = batch.mixed
+        ones = torch.ones_like(shares_N) if batch.weights is None else batch.weights
+        own, other = (
+            self._scores(logits_NK, replace(batch, targets=targets, weights=weights_N), training=True)
+            for targets, weights_N in ((batch.targets, ones * shares_N), (partners, ones * (1 - shares_N)))
+        )
+        count = own.count + other.count if self.class_weights else count_of(batch)
+        metrics = {name: value + other.metrics[name] for name, value in own.metrics.items()}
+        return Sums(own.loss + other.loss, count, metrics)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         """Return the weighted loss and accuracy without label smoothing, and sums of further metrics."""
