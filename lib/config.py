@@ -150,7 +150,7 @@ class Config:
     image_size: int | None
     block_size: int | None  # None for images
     tokenizer: Literal["byte", "char", "gpt2"] | None  # None for images and ready-made tokens
-    augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
+    augment: Literal["none", "shift", "crop_flip", "crop_alternate", "symmetries"] | None  # None for texts
     augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool
     trm_augment_fixed: int | None  # None where puzzles are not augmented

@@ -21,6 +21,7 @@ from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.batch_norm import configure_norm
 from lib.nn.dropout import dropouts
+from lib.nn.model_code import load_model
 from lib.optim.factory import depths, make_optimizer
 from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
@@ -56,18 +57,15 @@ def make_job(
 
     weights: to start from; None for random ones.
     dtype: of weights and images; float64 for checks of exactness.
-    whole_run: the job is trained to the end of its budget, which AUGMENT_AHEAD and warmup depend on.
+    whole_run: the job is trained to the end of its budget, which AUGMENT_AHEAD and warmup depend on; only
+        then are weights computed from samples, where the model's file does that.
     Raises ConfigError where `weights` cannot be read or do not fit, or warmup is longer than the run.
     """
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
         backend.configure_products(plan.precision)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
-    model = built(config, data.dataset.spec)
-    if weights is not None:
-        from train.initial_weights import load_weights
-
-        load_weights(model, weights, config, log=record.log)
+    model = _new_model(config, data, weights, backend, record.log, whole_run=whole_run)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped, pipeline = _placed(model, plan, backend, data.facts, dtype, seed=config.seed)
     _log_rates(config, plan, model, record.log)
@@ -100,6 +98,27 @@ def make_job(
         record=record,
         pipeline=pipeline,
     )
+
+
+def _new_model(
+    config: Config,
+    data: TrainingData,
+    weights: WeightFiles | None,
+    backend: Backend,
+    log: Log,
+    *,
+    whole_run: bool,
+) -> nn.Module:
+    model = built(config, data.dataset.spec)
+    if weights is not None:
+        from train.initial_weights import load_weights
+
+        load_weights(model, weights, config, log=log)
+    elif whole_run and not simulated() and hasattr(load_model(config.model), "initialise"):
+        from train.initial_weights import initialise
+
+        initialise(model, config, data.dataset, backend, log=log)
+    return model
 
 
 def _placed(

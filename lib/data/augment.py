@@ -16,7 +16,7 @@ from lib.data.types import ArrayPart
 from lib.memory.simulation import simulated
 from lib.rng import Words, key, mix
 
-Kind: TypeAlias = Literal["none", "shift", "crop_flip", "symmetries"]
+Kind: TypeAlias = Literal["none", "shift", "crop_flip", "crop_alternate", "symmetries"]
 Draws: TypeAlias = Sequence[torch.Tensor] | torch.Tensor  # K tensors (N,)
 
 
@@ -40,6 +40,7 @@ def draw(
 ) -> tuple[Words, ...]:
     """Draw row and column of the crop, in [0, 2 pad], and 1 to mirror, else 0; for "symmetries" a hash.
 
+    "crop_alternate" mirrors each sample in every second epoch, half of them in the first (Jordan 2024).
     fixed: number of symmetries of each sample, the same in every epoch; 0 for a new one each. With it a
     second number is drawn, which is 0 for the unchanged sample, as likely as each of its symmetries. Works
     on int64 NumPy arrays and torch tensors, with equal results.
@@ -54,6 +55,8 @@ def draw(
     places = 2 * pad + 1
     row = ((hashes & _FIELD_MASK) * places) >> _FIELD_BITS
     column = (((hashes >> _FIELD_BITS) & _FIELD_MASK) * places) >> _FIELD_BITS
+    if kind == "crop_alternate":
+        return row, column, (mix(mix(indices_N ^ key("mirror", seed))) + epochs_N) & 1
     mirror = (hashes >> (2 * _FIELD_BITS)) & (1 if kind == "crop_flip" else 0)
     return row, column, mirror
 
@@ -74,7 +77,7 @@ def apply(images_NCHW: torch.Tensor, draws: Draws, *, kind: Kind, pad: int) -> t
         cropped = torch.from_numpy(windows.numpy()[sample.numpy(), row.numpy(), column.numpy()])
     else:
         cropped = windows[sample, row, column]
-    if kind == "crop_flip":
+    if kind in ("crop_flip", "crop_alternate"):
         # Selecting by a bit mask is faster than torch.where on bytes.
         mask = mirror.neg().to(torch.uint8)[:, None, None, None]
         cropped = cropped ^ ((cropped ^ cropped.flip(3)) & mask)
