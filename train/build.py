@@ -114,10 +114,10 @@ def _new_model(
         from train.initial_weights import load_weights
 
         load_weights(model, weights, config, log=log)
-    elif whole_run and not simulated() and hasattr(load_model(config.model), "initialise"):
-        from train.initial_weights import initialise
+    elif whole_run and not simulated() and hasattr(load_model(config.model), "initialise_from_samples"):
+        from train.initial_weights import initialise_from_samples
 
-        initialise(model, config, data.dataset, backend, log=log)
+        initialise_from_samples(model, config, data.dataset, backend, log=log)
     return model
 
 

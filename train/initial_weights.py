@@ -19,7 +19,7 @@ from lib.nn import weights as stored
 from lib.nn.model_code import ModelCode, build_model, load_layout, load_model
 from lib.runs.weight_files import OPTION, WeightFiles, find_weights
 
-FIRST_SAMPLES = 512  # that `initialise` of a model sees
+FIRST_SAMPLES = 512  # that `initialise_from_samples` of a model sees
 
 
 def initial_weights(config: Config, root: Path) -> WeightFiles | None:
@@ -33,7 +33,7 @@ def initial_weights(config: Config, root: Path) -> WeightFiles | None:
     return find_weights(config.weights.initial_weights, root=root, folders=folders)
 
 
-def initialise(
+def initialise_from_samples(
     model: nn.Module, config: Config, dataset: Dataset, backend: Backend, *, log: Callable[[str], object]
 ) -> None:
     """Load into `model` the weights that its file computes from the first training samples, by index.
@@ -47,7 +47,7 @@ def initialise(
             loader_config = LoaderConfig(device=torch.device("cpu"))
             with EvalLoader(dataset.train, dataset.spec, loader_config) as loader:
                 batch = next(loader.batches(rank=0, world=1, batch_size=count))
-            weights = load_model(config.model).initialise(model, batch.inputs)  # type: ignore[attr-defined]
+            weights = load_model(config.model).initialise_from_samples(model, batch.inputs)  # type: ignore[attr-defined]
         weights = backend.broadcast(weights)
         assert weights is not None
         stored.load(model, weights)

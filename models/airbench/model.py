@@ -41,7 +41,7 @@ def build(options: Options, spec: ImageSpec) -> nn.Module:
     return Airbench(options, spec)
 
 
-def initialise(_: nn.Module, first_samples: Tensor) -> Mapping[str, Tensor]:
+def initialise_from_samples(_: nn.Module, first_samples: Tensor) -> Mapping[str, Tensor]:
     """Return the filters that whiten the patches of normalised images (N, C, H, W), by name.
 
     They are the principal directions over the deviation along them, and the same with the other sign.
@@ -95,7 +95,7 @@ class Whitening(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         features = channels * PATCH**2
-        # Not a parameter, for it is never trained. Random until `initialise` has seen images.
+        # Not a parameter, for it is never trained. Random until `initialise_from_samples` has seen images.
         self.register_buffer("filters", torch.randn(2 * features, channels, PATCH, PATCH) / features**0.5)
         self.bias = nn.Parameter(torch.zeros(2 * features))
 

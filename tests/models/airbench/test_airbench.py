@@ -14,8 +14,9 @@ from lib.data.types import ImageSpec
 from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.nn.model_code import build_model
-from models.airbench.model import PATCH, initialise
+from models.airbench.model import PATCH, initialise_from_samples
 from tests.support.fake_backend import FakeBackend
+from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import (
     CPU,
     MemoryRecord,
@@ -73,7 +74,7 @@ def after(job: Job, *, steps: int) -> Mapping[str, Tensor]:
 
 def test_the_first_layer_makes_patches_white() -> None:
     smooth = F.avg_pool2d(torch.randn(64, 3, 40, 40, generator=torch.Generator().manual_seed(0)), 5, 1) * 5
-    weights = initialise(model_of(), smooth)
+    weights = initialise_from_samples(model_of(), smooth)
     assert [*weights] == [FILTERS]
     features = len(weights[FILTERS]) // 2
     white = F.conv2d(smooth, weights[FILTERS]).transpose(0, 1).flatten(1)
@@ -149,3 +150,11 @@ def test_images_that_are_too_small_are_refused() -> None:
     assert build_model("airbench", {"width": 4, "mirror": True}, smallest, seed=0)(
         torch.zeros(2, 1, 9, 9)
     ).shape == (2, 10)
+
+
+def test_a_function_of_another_name_is_no_hook() -> None:
+    """GPT-2 draws its weights in `initialise`."""
+    config, record = small_lm_config(), MemoryRecord()
+    known: dict[str, Any] = {"hardware": CPU, "backend": Backend("cpu"), "record": record}
+    make_job(config, small_plan(4), text_data(config), whole_run=True, **known)
+    assert not any(line.startswith("Weights") for line in record.said)
