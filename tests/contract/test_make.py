@@ -135,6 +135,8 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
         ["-m", "train", "--runs", f"{tmp_path}/runs", "eval"],
     ]
     assert make("bench", out).calls == [["-m", "scripts.bench.throughput"]]
+    peers = ["-m", "scripts.bench.throughput", "--peers", "--out=x"]
+    assert make("bench", "PEERS=1", "OUT=x").calls == [peers]
 
 
 def test_out_directory_with_a_space_and_a_quote(make: Make, tmp_path: Path) -> None:
