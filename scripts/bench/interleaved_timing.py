@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -11,6 +12,7 @@ from typing import TypeAlias
 from lib.config import Config
 from lib.devices.base import Backend
 from lib.plan.types import Hardware, Plan
+from lib.sweeps.verdict import judge
 from lib.units import seconds_text
 from train import loop
 from train.build import make_job
@@ -62,7 +64,7 @@ def interleaved(
 def table(seconds: Mapping[str, Sequence[float]], *, note: str = "") -> Iterator[str]:
     """Yield a line for each run: seconds of a step, and its step rate over that of the first, with the load.
 
-    The rate is undecided where the two halves of the rounds disagree on which of the two is faster.
+    The rate, by minima, is undecided within the noise of the rounds: `is_undecided`.
     """
     (_, first), *_ = seconds.items()
     yield f"{note:32}{'minimum':>11}{'median':>11}{'rate':>8}{'by medians':>12}"
@@ -81,6 +83,12 @@ def rate(first: Sequence[float], times: Sequence[float]) -> float:
 
 
 def is_undecided(first: Sequence[float], times: Sequence[float]) -> bool:
-    """Return True if the even and the odd rounds disagree on which is faster, by minima, or are one round."""
-    halves = [rate(first[start::2], times[start::2]) > 1 for start in range(min(2, len(first)))]
-    return len({*halves}) > 1 or len(first) < 2
+    """Return True unless a paired t test over the rounds and the minima agree on which of the two is faster.
+
+    The times of a round meet the same disturbances, which multiply: their logarithms are compared.
+    """
+    if len(first) < 2:
+        return True
+    differences = [math.log(other / one) for one, other in zip(first, times, strict=True)]
+    verdict = judge(differences, [len(first)], higher_is_better=False)
+    return verdict.word != ("better" if rate(first, times) > 1 else "worse")

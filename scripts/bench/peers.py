@@ -17,6 +17,7 @@ from typing import Any
 
 from lib import atomic
 from lib.errors import ToolkitError
+from lib.kconf.project import Project
 from lib.units import bytes_text, seconds_text
 from scripts.bench.interleaved_timing import table
 
@@ -31,7 +32,7 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
 
     timing: options of docs/benchmarks/comparison/peers.py.
     """
-    place = (ROOT / os.environ.get("KCONFIG_OUTPUT", ".") / "build" / "peers").absolute()
+    place = (ROOT / Project.of_environment(ROOT).output / "build" / "peers").absolute()
     requirements = ROOT / "docs" / "benchmarks" / "comparison" / "peers.txt"
     script = [ROOT / "scripts" / "extra_environment.sh", sys.executable, requirements, place]
     if subprocess.run(script, check=False).returncode:
@@ -60,8 +61,7 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
 def _measured(python: Path, *arguments: str) -> dict[str, Any]:
     """Return what a process of build/peers measures. Raises ToolkitError where it fails."""
     command = [str(python), "-m", "docs.benchmarks.comparison.peers", *arguments]
-    variables = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ToolkitError(f"{' '.join(arguments)} failed", why=done.stderr.strip()[-500:])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -183,7 +183,7 @@ def case_of(name: str, precision: str, folder: Path) -> PlannedRun:
     """Return the defconfig `name` in steps of one micro-batch, on data that need no files."""
     rows = str(ROWS[name])
     given = {"HYPER_PARAM_MANUAL": "y", "BATCH_SIZE": rows, "TARGET_EFFECTIVE_BATCH": rows, "DEVICE_CPU": "y"}
-    given |= {"DATASET_MARKOV": "y"} if name.startswith("gpt2") else {}
+    given |= {"DATASET_MARKOV": "y", "OPTIMIZER_ADAMW": "y"} if name.startswith("gpt2") else {}
     overrides = {f"CONFIG_{symbol}": value for symbol, value in given.items()}
     resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / name, overrides=overrides)
     planned = plain_case(folder, resolved, config_from_values(resolved.values))

@@ -52,5 +52,5 @@ def test_nothing_is_compared_where_nothing_can_be_installed(
 
 def test_a_case_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, **_: answer(command, measures=1))
-    with pytest.raises(ToolkitError, match=r"--case lenet5 fp32 .* failed.*no such case"):
+    with pytest.raises(ToolkitError, match="--case lenet5 fp32 failed: no such case"):
         peers.compare_all([], out=None)
