@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,8 +60,8 @@ def interleaved(
     return steps, seconds
 
 
-def table(seconds: Mapping[str, Sequence[float]], *, note: str = "") -> Iterator[str]:
-    """Yield a line for each run: seconds of a step, and its step rate over that of the first, with the load.
+def table(seconds: Mapping[str, Sequence[float]], *, note: str = "", load: float) -> Iterator[str]:
+    """Yield a line for each run: seconds of a step, and its step rate over that of the first.
 
     The rate, by minima, is undecided within the noise of the rounds: `is_undecided`.
     """
@@ -74,7 +73,7 @@ def table(seconds: Mapping[str, Sequence[float]], *, note: str = "") -> Iterator
         doubt = "  undecided" if times is not first and is_undecided(first, times) else ""
         least, median = seconds_text(min(times)), seconds_text(statistics.median(times))
         yield f"{name:32}{least:>11}{median:>11}{numbers}{doubt}"
-    yield f"{len(first)} interleaved rounds; load of the machine in the last minute {os.getloadavg()[0]:.1f}"
+    yield f"{len(first)} interleaved rounds; load of the machine in the last minute {load:.1f}"
 
 
 def rate(first: Sequence[float], times: Sequence[float]) -> float:

@@ -34,7 +34,12 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
     """
     place = (ROOT / Project.of_environment(ROOT).output / "build" / "peers").absolute()
     requirements = ROOT / "docs" / "benchmarks" / "comparison" / "peers.txt"
-    script = [ROOT / "scripts" / "extra_environment.sh", sys.executable, requirements, place]
+    script: list[str | Path] = [
+        ROOT / "scripts" / "extra_environment.sh",
+        sys.executable,
+        requirements,
+        place,
+    ]
     if subprocess.run(script, check=False).returncode:
         print(NOT_INSTALLED)
         return 0
@@ -43,8 +48,9 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
         for precision in PRECISIONS:
             found = _measured(python, "--case", case, precision, *timing)
             note = f"{case}, {precision}, {found['unit']}"
-            print(*table(found["seconds"], note=note), sep="\n", flush=True)
-            figures.append({"case": case, "precision": precision, "load": os.getloadavg()[0], **found})
+            load = os.getloadavg()[0]
+            print(*table(found["seconds"], note=note, load=load), sep="\n", flush=True)
+            figures.append({"case": case, "precision": precision, "load": load, **found})
         print(f"{case:32}{'first step':>11}{'peak':>11}{'lines':>8}")
         for program in found["seconds"]:
             began = time.time()

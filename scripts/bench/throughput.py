@@ -240,7 +240,8 @@ def in_bf16(planned: PlannedRun) -> PlannedRun:
 def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> None:
     """Run loops interleaved and print how their step rates relate to the first one's."""
     steps, seconds = interleaved(loops, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
-    for line in table(seconds, note=f"{steps} steps a round, {torch.get_num_threads()} threads"):
+    note = f"{steps} steps a round, {torch.get_num_threads()} threads"
+    for line in table(seconds, note=note, load=os.getloadavg()[0]):
         print(line)
 
 

@@ -22,12 +22,12 @@ def test_rounds_take_turns_and_warm_up_does_not_count() -> None:
 
 def test_a_table_has_rates_over_the_first_and_says_what_is_undecided() -> None:
     seconds = {"one": [1.0, 1.1, 1.2], "twice": [0.5, 0.55, 0.61], "about": [1.1, 0.9, 1.2]}
-    head, *rows, foot = table(seconds, note="4 steps")
+    head, *rows, foot = table(seconds, note="4 steps", load=2.25)
     assert head.split() == ["4", "steps", "minimum", "median", "rate", "by", "medians"]
     assert [row.split()[0] for row in rows] == ["one", "twice", "about"]
     assert rows[1].split()[-2:] == ["2.000", "2.000"], "half the time is twice the rate"
     assert rows[2].endswith("undecided") and not rows[1].endswith("undecided")
-    assert foot.startswith("3 interleaved rounds; load of the machine")
+    assert foot == "3 interleaved rounds; load of the machine in the last minute 2.2"
 
 
 def test_only_what_is_beyond_the_noise_of_the_rounds_is_decided() -> None:
