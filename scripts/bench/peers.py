@@ -34,13 +34,8 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
     """
     place = (ROOT / Project.of_environment(ROOT).output / "build" / "peers").absolute()
     requirements = ROOT / "docs" / "benchmarks" / "comparison" / "peers.txt"
-    script: list[str | Path] = [
-        ROOT / "scripts" / "extra_environment.sh",
-        sys.executable,
-        requirements,
-        place,
-    ]
-    if subprocess.run(script, check=False).returncode:
+    script = ROOT / "scripts" / "extra_environment.sh"
+    if subprocess.run([script, sys.executable, requirements, place], check=False).returncode:
         print(NOT_INSTALLED)
         return 0
     python, figures = place / "bin" / "python", list[dict[str, Any]]()
