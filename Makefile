@@ -144,8 +144,8 @@ launch-print sbatch submit emit: configured ready
 	$(CLUSTER) $(@:launch-%=%) $(call options,to=TO image=IMAGE storage=STORAGE accelerator=ACCELERATOR)
 elastic-check elastic-demo: ready
 	$(RUN_PY) -m scripts.elastic $(@:elastic-%=%) $(call given,GPU)
-bench: configured ready
-	$(RUN_PY) -m scripts.bench.throughput
+bench: $(if $(call given,PEERS),,configured) ready
+	$(RUN_PY) -m scripts.bench.throughput $(call flag,peers,PEERS) $(call options,out=OUT)
 scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report: ready
 	$(RUN_PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(call flag,quick,QUICK) \
 		$(call options,shapes=SHAPES budget=BUDGET compare=COMPARE corpus=CORPUS epochs=EPOCHS batch=BATCH device=DEVICE out=OUT)

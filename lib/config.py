@@ -176,7 +176,8 @@ class Config:
     block_size: int | None  # None for images
     tokenizer: Literal["byte", "char", "gpt2", "huggingface"] | None  # None for images and ready-made tokens
     tokenizer_dir: str | None  # None but for the last one
-    augment: Literal["none", "shift", "crop_flip", "resized_crop", "symmetries"] | None  # None for texts
+    # None for texts
+    augment: Literal["none", "shift", "crop_flip", "crop_alternate", "resized_crop", "symmetries"] | None
     augmentation: AugmentOptions
     augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool

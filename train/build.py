@@ -21,6 +21,7 @@ from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.batch_norm import configure_norm
 from lib.nn.dropout import dropouts
+from lib.nn.model_code import load_model
 from lib.optim.factory import depths, make_optimizer
 from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
@@ -56,15 +57,15 @@ def make_job(
 
     weights: to start from; None for random ones.
     dtype: of weights and images; float64 for checks of exactness.
-    whole_run: the job is trained to the end of its budget, which AUGMENT_AHEAD and warmup depend on.
+    whole_run: the job is trained to the end of its budget, which AUGMENT_AHEAD and warmup depend on; only
+        then are weights computed from samples, where the model's file does that.
     Raises ConfigError where `weights` cannot be read or do not fit, or warmup is longer than the run.
     """
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
         backend.configure_products(plan.precision)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
-    model = built(config, data.dataset.spec)
-    adapters = _load(model, weights, config, backend.device, record.log)
+    model, adapters = _new_model(config, data, weights, backend, record.log, whole_run=whole_run)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped, pipeline = _placed(model, plan, backend, data.facts, dtype, seed=config.seed)
     _log_rates(config, plan, model, record.log)
@@ -100,20 +101,31 @@ def make_job(
     )
 
 
-def _load(
-    model: nn.Module, weights: WeightFiles | None, config: Config, device: torch.device, log: Log
-) -> dict[str, Any] | None:
-    """Load the weights to start from; with adapters return what they belong to (`train.adapters.settle`)."""
+def _new_model(
+    config: Config,
+    data: TrainingData,
+    weights: WeightFiles | None,
+    backend: Backend,
+    log: Log,
+    *,
+    whole_run: bool,
+) -> tuple[nn.Module, dict[str, Any] | None]:
+    """Return the model with its first weights, and what adapters belong to (`train.adapters.settle`)."""
+    model = built(config, data.dataset.spec)
     if weights is not None:
         from train.initial_weights import load_weights
 
         load_weights(model, weights, config, log=log)
+    elif whole_run and not simulated() and hasattr(load_model(config.model), "initialise_from_samples"):
+        from train.initial_weights import initialise_from_samples
+
+        initialise_from_samples(model, config, data.dataset, backend, log=log)
     if config.weights.adapt == "full":
-        return None
+        return model, None
     from train import adapters
 
     log(adapters.format_trained(model, config))
-    return adapters.settle(model, config, device, contents=not simulated())
+    return model, adapters.settle(model, config, backend.device, contents=not simulated())
 
 
 def _placed(

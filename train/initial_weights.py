@@ -1,4 +1,4 @@
-"""The weights that training starts from: CONFIG_INITIAL_WEIGHTS."""
+"""The weights that training starts from: CONFIG_INITIAL_WEIGHTS, or what a model computes from samples."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from torch import Tensor, nn
 
 from lib import plugin_folders
 from lib.config import Config
-from lib.data.types import Spec
+from lib.data.loader import EvalLoader, LoaderConfig
+from lib.data.types import Dataset, Spec
+from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.kconf.reader import foremost
 from lib.nn import lora
 from lib.nn import weights as stored
 from lib.nn.model_code import ModelCode, build_model, load_layout, load_model
 from lib.runs.weight_files import OPTION, WeightFiles, find_weights
+
+FIRST_SAMPLES = 512  # that `initialise_from_samples` of a model sees
 
 
 def initial_weights(config: Config, root: Path) -> WeightFiles | None:
@@ -28,6 +32,27 @@ def initial_weights(config: Config, root: Path) -> WeightFiles | None:
         return None
     folders = (config.weights.weights_dir, config.data_dir or "")
     return find_weights(config.weights.initial_weights, root=root, folders=folders)
+
+
+def initialise_from_samples(
+    model: nn.Module, config: Config, dataset: Dataset, backend: Backend, *, log: Callable[[str], object]
+) -> None:
+    """Load into `model` the weights that its file computes from the first training samples, by index.
+
+    Rank 0 computes them, for other machines may round otherwise. Collective; a checkpoint has the result.
+    """
+    weights: Mapping[str, Tensor] | None = None
+    count = min(FIRST_SAMPLES, dataset.train.size)
+    with ModelCode(config.model, torchs=True):
+        if backend.is_main:
+            loader_config = LoaderConfig(device=torch.device("cpu"))
+            with EvalLoader(dataset.train, dataset.spec, loader_config) as loader:
+                batch = next(loader.batches(rank=0, world=1, batch_size=count))
+            weights = load_model(config.model).initialise_from_samples(model, batch.inputs)  # type: ignore[attr-defined]
+        weights = backend.broadcast(weights)
+        assert weights is not None
+        stored.load(model, weights)
+    log(f"Weights: {', '.join(weights)} of the first {count} training samples")
 
 
 def check_weights(config: Config, spec: Spec, root: Path, *, log: Callable[[str], object]) -> None:

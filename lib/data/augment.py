@@ -16,7 +16,7 @@ from lib.data.types import ArrayPart, Indices
 from lib.memory.simulation import simulated
 from lib.rng import Words, key, mix
 
-Kind: TypeAlias = Literal["none", "shift", "crop_flip", "symmetries"]
+Kind: TypeAlias = Literal["none", "shift", "crop_flip", "crop_alternate", "symmetries"]
 Draws: TypeAlias = Sequence[torch.Tensor] | torch.Tensor  # K tensors (N,)
 DrawnRows: TypeAlias = Iterator[torch.Tensor]  # tensors (N,), of which an operation takes its own
 ONE = 1 << 16  # 1 in fixed point
@@ -42,6 +42,7 @@ def draw(
 ) -> tuple[Words, ...]:
     """Draw row and column of the crop, in [0, 2 pad], and 1 to mirror, else 0; for "symmetries" a hash.
 
+    "crop_alternate" mirrors each sample in every second epoch, half of them in the first (Jordan 2024).
     fixed: number of symmetries of each sample, the same in every epoch; 0 for a new one each. With it a
     second number is drawn, which is 0 for the unchanged sample, as likely as each of its symmetries. Works
     on int64 NumPy arrays and torch tensors, with equal results.
@@ -56,6 +57,8 @@ def draw(
     places = 2 * pad + 1
     row = ((hashes & _FIELD_MASK) * places) >> _FIELD_BITS
     column = (((hashes >> _FIELD_BITS) & _FIELD_MASK) * places) >> _FIELD_BITS
+    if kind == "crop_alternate":
+        return row, column, (mix(mix(indices_N ^ key("mirror", seed))) + epochs_N) & 1
     mirror = (hashes >> (2 * _FIELD_BITS)) & (1 if kind == "crop_flip" else 0)
     return row, column, mirror
 
@@ -76,7 +79,7 @@ def apply(images_NCHW: torch.Tensor, draws: Draws, *, kind: Kind, pad: int) -> t
         cropped = torch.from_numpy(windows.numpy()[sample.numpy(), row.numpy(), column.numpy()])
     else:
         cropped = windows[sample, row, column]
-    return mirrored(cropped, iter([mirror]), dim=3) if kind == "crop_flip" else cropped
+    return mirrored(cropped, iter([mirror]), dim=3) if kind in ("crop_flip", "crop_alternate") else cropped
 
 
 def mirrored(images_NCHW: torch.Tensor, rows: DrawnRows, *, dim: int) -> torch.Tensor:

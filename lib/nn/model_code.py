@@ -30,6 +30,8 @@ class ModelModule(Protocol):
     """Required definitions of models/<name>/model.py."""
 
     # HEAD: str may name the module that CONFIG_RESET_HEAD replaces.
+    # initialise_from_samples(model, first_samples) may return weights by name, computed from the first
+    # training samples (N, ...) as the model gets them.
     TASK: str  # name of a folder of train/tasks
     Options: type[Any]  # a frozen dataclass; its fields are the model's own symbols
     build: Callable[[Any, Any], nn.Module]  # takes Options and the spec of the data

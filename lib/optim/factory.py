@@ -131,7 +131,7 @@ def _hidden(model: nn.Module) -> list[nn.Parameter]:
             todo="choose another optimizer (CONFIG_OPTIMIZER_*)",
         )
     hidden = [matrix for matrix in model.hidden_matrices() if matrix.requires_grad]
-    shapes = [tuple(matrix.shape) for matrix in hidden if matrix.dim() != 2]
+    shapes = [tuple(matrix.shape) for matrix in hidden if matrix.dim() < 2]
     if shapes:
         raise ConfigError(
             f"hidden_matrices of {type(model).__name__} names a weight of shape {shapes[0]}",

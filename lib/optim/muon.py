@@ -26,7 +26,7 @@ class HasHiddenMatrices(Protocol):
     """A model that Muon can train: it names its hidden matrices, which parameters alone do not show."""
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """Return the 2-d weights that map activations to activations: no embedding and no head."""
+        """Return the weights from activations to activations, and filters: no embedding and no head."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -39,7 +39,7 @@ class Muon(torch.optim.Optimizer):
     The root is the only factor besides `lr`: it keeps the effect of a tall matrix on its output as
     large as that of a square one.
 
-    matrices:      parameters of two dimensions.
+    matrices:      parameters of two dimensions; filters (M, C, H, W) are taken as (M, C H W).
     rest:          an AdamW over the other parameters, which this object takes over.
     product_dtype: of the matrix products of `orthogonal`; None: that of the gradient.
     """
@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
         nesterov: bool,
         product_dtype: torch.dtype | None,
     ) -> None:
-        assert all(matrix.dim() == 2 for matrix in matrices), "Muon is for matrices"
+        assert all(matrix.dim() >= 2 for matrix in matrices), "Muon is for matrices"
         self._rest, self._product_dtype = rest, product_dtype
         hidden = {
             "params": list(matrices),
@@ -92,9 +92,10 @@ class Muon(torch.optim.Optimizer):
         updates = buffers
         if group["nesterov"]:
             updates = list(torch._foreach_lerp(gradients, buffers, group["momentum"]))
-        updates = orthogonal_all(updates, dtype=self._product_dtype)
-        torch._foreach_mul_(updates, [math.sqrt(max(1.0, u.shape[0] / u.shape[1])) for u in updates])
+        flat = orthogonal_all([update.flatten(1) for update in updates], dtype=self._product_dtype)
+        torch._foreach_mul_(flat, [math.sqrt(max(1.0, u.shape[0] / u.shape[1])) for u in flat])
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        updates = [u.reshape(matrix.shape) for u, matrix in zip(flat, matrices, strict=True)]
         torch._foreach_add_(matrices, updates, alpha=-group["lr"])
 
 

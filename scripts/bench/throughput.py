@@ -12,9 +12,10 @@ A task without a loop by hand may have a comparison of its own, which is made in
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
-import statistics
+import os
 import sys
 import tempfile
 import time
@@ -41,8 +42,7 @@ from lib.plan import plan as make_plan
 from lib.plan.placement import refuse_static_shapes
 from lib.runs.console import Console
 from lib.tiers import with_tier
-from lib.units import seconds_text
-from scripts.bench.interleaved_timing import Run, interleaved
+from scripts.bench.interleaved_timing import Clock, Run, interleaved, table
 from train import loop
 from train.build import make_job, optimizer_of
 from train.commands import PlannedRun, create_run
@@ -59,23 +59,28 @@ BY_HAND = ("classify", "lm")  # kinds of learning
 MAX_TOKENS = 1 << 24  # that the bare loop holds
 
 
-def bare_loop(planned: PlannedRun) -> Run:
-    """Return a hand-written training loop."""
-    config, spec, rows = planned.request.config, planned.data.dataset.spec, planned.plan.micro_batch
-    backend = Backend(planned.plan.device)
+def bare_loop(planned: PlannedRun, *, clock: Clock = time.perf_counter) -> Run:
+    """Return a hand-written training loop, timed by `clock`."""
+    config, spec, plan = planned.request.config, planned.data.dataset.spec, planned.plan
+    backend, rows = Backend(plan.device), plan.micro_batch
+    layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     model = build_model(config.model, config.model_options, spec, seed=config.seed).to(backend.device)
+    model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     masks = dropouts(model)
-    optimizer = optimizer_of(config, planned.plan, model)
+    optimizer = optimizer_of(config, plan, model)
     batches = bare_batches(planned.data.dataset, rows, device=backend.device)
 
     def run(steps: int) -> float:
-        started = time.perf_counter()
+        started = clock()
         for step in range(steps):
             inputs, targets = next(batches)
             key_samples(masks, seed=config.seed, first=step * rows, count=rows, device=backend.device)
-            logits = model(inputs)
+            if inputs.dim() == 4:
+                inputs = inputs.contiguous(memory_format=layout)
+            with backend.autocast(plan.precision):
+                logits = model(inputs)
             loss = F.cross_entropy(
-                logits.flatten(0, -2), targets.flatten(), label_smoothing=config.label_smoothing
+                logits.float().flatten(0, -2), targets.flatten(), label_smoothing=config.label_smoothing
             )
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
@@ -83,7 +88,7 @@ def bare_loop(planned: PlannedRun) -> Run:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
             optimizer.step()
         backend.synchronize()
-        return time.perf_counter() - started
+        return clock() - started
 
     return run
 
@@ -116,51 +121,59 @@ def normalised(images: Tensor, spec: ImageSpec) -> Tensor:
 class Stopwatch:
     """Wrapper that adds up the seconds of a function, to be subtracted."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.seconds = function, 0.0
+    def __init__(self, function: Callable[..., Any], clock: Clock) -> None:
+        self.function, self.clock, self.seconds = function, clock, 0.0
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        started = time.perf_counter()
+        started = self.clock()
         try:
             return self.function(*arguments, **options)
         finally:
-            self.seconds += time.perf_counter() - started
+            self.seconds += self.clock() - started
 
 
-def toolkit_loop(planned: PlannedRun) -> Run:
-    """Return `train.loop` with all that `make train` has.
+def toolkit_loop(planned: PlannedRun, *, clock: Clock = time.perf_counter) -> Run:
+    """Return `train.loop` with all that `make train` has, timed by `clock`.
 
     The last step of each call evaluates and saves, which the bare loop does not: that time is left out.
     """
-    run = create_run(planned)
     request, data, hardware, plan = planned.request, planned.data, planned.hardware, planned.plan
-    keep_last = request.config.checkpoints.keep_last
-    record = RunRecord(run, Console(run.log), started=request.started, keep_last=keep_last)
-    backend = Backend(plan.device)
-    job = make_job(request.config, plan, data, hardware=hardware, backend=backend, record=record)
+    keep_last, backend = request.config.checkpoints.keep_last, Backend(plan.device)
+    with quiet():
+        run = create_run(planned)
+        record = RunRecord(run, Console(run.log), started=request.started, keep_last=keep_last)
+        job = make_job(request.config, plan, data, hardware=hardware, backend=backend, record=record)
+        record.begin(0, None)
     progress = Progress()
-    record.begin(0, None)
-    loop.assess, record.save = left_out = Stopwatch(loop.assess), Stopwatch(record.save)  # type: ignore[method-assign]
+    loop.assess, record.save = left_out = Stopwatch(loop.assess, clock), Stopwatch(record.save, clock)  # type: ignore[method-assign]
 
     def train_on(steps: int) -> float:
         job.budget = Budget(total_steps=progress.step + steps, total_seconds=None)
-        before, started = sum(watch.seconds for watch in left_out), time.perf_counter()
-        loop.train(job, progress)
-        seconds = time.perf_counter() - started
+        before, started = sum(watch.seconds for watch in left_out), clock()
+        with quiet():
+            loop.train(job, progress)
+        seconds = clock() - started
         return seconds - (sum(watch.seconds for watch in left_out) - before)
 
     return train_on
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Write what is printed within the context to the null device, as fast as to a file."""
+    with Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null):
+        yield
+
+
 def configured() -> tuple[kconf.Resolved, Config]:
     """Return the configuration that `make bench` was called with."""
-    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, log=print)
+    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, log=lambda _: None)
     return resolved, config_from_values(resolved.values)
 
 
 def show_comparison(module: str, config: Config, *, rounds: int, round_seconds: float) -> None:
     """Print what the comparison in `module`, of the model's task, finds."""
-    data, hardware = open_training_data(config, root=ROOT, log=print), probe(config.device)
+    data, hardware = open_training_data(config, root=ROOT, log=lambda _: None), probe(config.device)
     refuse_static_shapes(hardware.kind, what="make bench")
     compare_variants = importlib.import_module(module).compare
     for line in compare_variants(config, data, hardware, rounds=rounds, round_seconds=round_seconds):
@@ -177,7 +190,7 @@ def plain_case(folder: Path, resolved: kconf.Resolved, requested: Config) -> Pla
             f"make bench has no loop by hand for {requested.model}",
             why="a step of it is more than a forward pass and a cross-entropy",
         )
-    data = open_training_data(requested, root=ROOT, log=print)
+    data = open_training_data(requested, root=ROOT, log=lambda _: None)
     data = dataclasses.replace(data, dataset=with_short_evaluation(data.dataset))
     hardware = probe(requested.device)
     refuse_static_shapes(hardware.kind, what="make bench")
@@ -225,17 +238,11 @@ def in_bf16(planned: PlannedRun) -> PlannedRun:
 
 
 def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> None:
-    """Run two loops interleaved and print how their step rates relate."""
+    """Run loops interleaved and print how their step rates relate to the first one's."""
     steps, seconds = interleaved(loops, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
-    for name, times in seconds.items():
-        least, median = seconds_text(min(times)), seconds_text(statistics.median(times))
-        print(f"{name:24} {least} a step (median {median})")
-    (one, first), (other, second) = seconds.items()
-    print(
-        f"step rate of {other} over {one}: {min(first) / min(second):.3f} by minima, "
-        f"{statistics.median(first) / statistics.median(second):.3f} by medians, "
-        f"{rounds} interleaved rounds of {steps} steps, {torch.get_num_threads()} threads"
-    )
+    note = f"{steps} steps a round, {torch.get_num_threads()} threads"
+    for line in table(seconds, note=note, load=os.getloadavg()[0]):
+        print(line)
 
 
 def main() -> int:
@@ -243,14 +250,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long a round of one loop takes")
+    parser.add_argument("--peers", action="store_true", help="compare with other programs' loops")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of --peers, with one thread: for loaded machines"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file for the figures of --peers")
     options = parser.parse_args()
+    if options.peers:
+        from scripts.bench.peers import compare_all
+
+        timing = ["--rounds", str(options.rounds), "--seconds", str(options.seconds)]
+        return compare_all([*timing, *["--cpu-time"] * options.cpu_time], out=options.out)
     resolved, requested = configured()
     own = f"scripts.bench.tasks.{requested.task}"
     if importlib.util.find_spec(own) is not None:
         show_comparison(own, requested, rounds=options.rounds, round_seconds=options.seconds)
         return 0
     with tempfile.TemporaryDirectory() as name:
-        planned = plain_case(Path(name), resolved, requested)
+        with quiet():
+            planned = plain_case(Path(name), resolved, requested)
         config, plan = planned.request.config, planned.plan
         print(f"{config.model} on {config.dataset}, {plan.micro_batch} samples a step, {plan.device}")
         plain = toolkit_loop(planned)

@@ -108,16 +108,8 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     assert make("export", "BEST=1", "FORMAT=onnx", "DIRECTORY=a b").calls == [export]
     assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "--", "x"]]
     options = ["COLUMN=loss", "THRESHOLD=0.5", "REFERENCE=a b", "TOLERANCE=0.1", "OUT=c.json", "RUN=x"]
-    given = [
-        "--column=loss",
-        "--threshold=0.5",
-        "--reference=a b",
-        "--tolerance=0.1",
-        "--out=c.json",
-        "--",
-        "x",
-    ]
-    assert make("curve", *options).calls == [["-m", "scripts.curve", "--runs", "runs", *given]]
+    given = ["--column=loss", "--threshold=0.5", "--reference=a b", "--tolerance=0.1", "--out=c.json"]
+    assert make("curve", *options).calls == [["-m", "scripts.curve", "--runs", "runs", *given, "--", "x"]]
     where = ["WHERE=model=gpt2 lr>1", "SORT=-loss", "LIMIT=3", "JSON=1"]
     asked = ["--where=model=gpt2 lr>1", "--sort=-loss", "--limit=3", "--json"]
     assert make("runs", *where).calls == [["-m", "scripts.runs", "--runs", "runs", *asked]]
@@ -135,6 +127,8 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
         ["-m", "train", "--runs", f"{tmp_path}/runs", "eval"],
     ]
     assert make("bench", out).calls == [["-m", "scripts.bench.throughput"]]
+    peers = ["-m", "scripts.bench.throughput", "--peers", "--out=x"]
+    assert make("bench", "PEERS=1", "OUT=x").calls == [peers]
 
 
 def test_out_directory_with_a_space_and_a_quote(make: Make, tmp_path: Path) -> None:

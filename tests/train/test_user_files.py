@@ -67,10 +67,11 @@ def test_files_of_tokens_of_two_widths_are_told(tmp_path: Path) -> None:
 
 
 class Convolution(nn.Conv2d):
-    """A model that takes a filter for a matrix, and names what no option is for."""
+    """A model that takes a bias for a matrix, and names what no option is for."""
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        return [self.weight]
+        assert self.bias is not None
+        return [self.bias]
 
     def sign_parameters(self) -> list[nn.Parameter]:
         return [self.weight]
@@ -79,7 +80,7 @@ class Convolution(nn.Conv2d):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("muon", r"hidden_matrices of Convolution names a weight of shape \(2, 1, 3, 3\): Muon is for matr"),
+        ("muon", r"hidden_matrices of Convolution names a weight of shape \(2,\): Muon is for matrices"),
         ("adam_atan2", "Convolution names sign_parameters, and there is no CONFIG_SIGN_LEARNING_RATE"),
     ],
 )

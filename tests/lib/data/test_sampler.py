@@ -169,7 +169,7 @@ def augmented(
     return apply(images, draw(epochs_N, indices_N, kind=kind, pad=pad, seed=seed), kind=kind, pad=pad)
 
 
-@pytest.mark.parametrize("kind", ["shift", "crop_flip"])
+@pytest.mark.parametrize("kind", ["shift", "crop_flip", "crop_alternate"])
 def test_augmentation_of_a_sample_does_not_depend_on_its_batch(kind: str) -> None:
     images, epochs, indices = _images(40), torch.arange(40) // 20, torch.arange(40) * 7
     whole = augmented(images, kind=kind, pad=2, seed=1, epochs_N=epochs, indices_N=indices)
@@ -181,7 +181,7 @@ def test_augmentation_of_a_sample_does_not_depend_on_its_batch(kind: str) -> Non
         assert torch.equal(part, whole[rows])
 
 
-@pytest.mark.parametrize("kind", ["shift", "crop_flip"])
+@pytest.mark.parametrize("kind", ["shift", "crop_flip", "crop_alternate"])
 def test_augmentation_is_a_shift_with_zeros_and_a_mirror(kind: str) -> None:
     images = _images(60)
     epochs, indices = torch.zeros(60, dtype=torch.int64), torch.arange(60)
@@ -194,7 +194,22 @@ def test_augmentation_is_a_shift_with_zeros_and_a_mirror(kind: str) -> None:
         expected = expected[:, :, ::-1] if mirrors[number] else expected
         assert np.array_equal(found[number].numpy(), expected)
     assert set(rows) == set(columns) == set(range(5))
-    assert set(mirrors) == ({0, 1} if kind == "crop_flip" else {0})
+    assert set(mirrors) == ({0} if kind == "shift" else {0, 1})
+
+
+def test_alternating_flips_show_both_sides_in_two_epochs() -> None:
+    indices = np.arange(50_000)
+    sides = {
+        (seed, epoch): draw(np.full(50_000, epoch), indices, kind="crop_alternate", pad=2, seed=seed)[2]
+        for seed in (0, 1)
+        for epoch in range(3)
+    }
+    assert (sides[0, 0] + sides[0, 1] == 1).all() and (sides[0, 2] == sides[0, 0]).all()
+    assert abs(sides[0, 0].mean() - 0.5) < 0.01 and abs((sides[0, 0] == sides[1, 0]).mean() - 0.5) < 0.01
+    rows = [
+        draw(np.full(50_000, epoch), indices, kind="crop_alternate", pad=2, seed=0)[0] for epoch in (0, 2)
+    ]
+    assert abs((rows[0] == rows[1]).mean() - 0.2) < 0.01, "shifts do not alternate"
 
 
 def test_augmentation_changes_with_seed_and_epoch_and_is_even() -> None:
@@ -215,7 +230,8 @@ def test_augmentation_changes_with_seed_and_epoch_and_is_even() -> None:
 
 def test_draws_are_the_same_for_numpy_and_torch() -> None:
     epochs, indices = np.arange(100) // 50, np.arange(100)
-    by_numpy = draw(epochs, indices, kind="crop_flip", pad=4, seed=7)
-    by_torch = draw(torch.from_numpy(epochs), torch.from_numpy(indices), kind="crop_flip", pad=4, seed=7)
-    for left, right in zip(by_numpy, by_torch, strict=True):
-        assert left.tolist() == right.tolist()
+    for kind in ("crop_flip", "crop_alternate"):
+        by_numpy = draw(epochs, indices, kind=kind, pad=4, seed=7)
+        by_torch = draw(torch.from_numpy(epochs), torch.from_numpy(indices), kind=kind, pad=4, seed=7)
+        for left, right in zip(by_numpy, by_torch, strict=True):
+            assert left.tolist() == right.tolist()

@@ -132,6 +132,20 @@ def test_it_is_torchs_muon_and_torchs_adamw(nesterov: bool) -> None:
         torch.testing.assert_close(one, two, rtol=0, atol=2e-3 if name in HIDDEN else 1e-6)
 
 
+def test_filters_are_matrices_of_a_row_for_each_output() -> None:
+    random = torch.Generator().manual_seed(0)
+    start, gradient = (torch.randn(6, 3, 2, 2, generator=random).double() for _ in range(2))
+    filters, matrix = nn.Parameter(start.clone()), nn.Parameter(start.flatten(1).clone())
+    filters.grad = gradient.contiguous(memory_format=torch.channels_last)
+    matrix.grad = gradient.flatten(1)
+    for weight in (filters, matrix):
+        rest = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+        own: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 0.1, "momentum": 0.5, "nesterov": True}
+        Muon([weight], rest, product_dtype=None, **own).step()
+    torch.testing.assert_close(filters.detach().flatten(1), matrix.detach(), rtol=0, atol=0)
+    assert not torch.equal(filters, start)
+
+
 def test_groups_have_their_own_peaks_and_every_parameter_is_in_one() -> None:
     model = Network()
     optimizer = make_optimizer(model, **SETTINGS)

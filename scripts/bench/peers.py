@@ -1,0 +1,69 @@
+"""make bench PEERS=1: our loop beside those of Lightning, accelerate and Hugging Face's Trainer.
+
+Each case is a process in the environment build/peers, which is made first, where all programs take turns.
+Time to the first step and peak memory are of processes with one program each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lib import atomic
+from lib.errors import ToolkitError
+from lib.kconf.project import Project
+from lib.units import bytes_text, seconds_text
+from scripts.bench.interleaved_timing import table
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = ("lenet5", "resnet18", "gpt2-shakespeare")
+PRECISIONS = ("fp32", "bf16")
+NOT_INSTALLED = "Lightning, accelerate and Trainer cannot be installed, so nothing is compared"
+
+
+def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
+    """Print a table for each case, and write the figures to the JSON file `out`.
+
+    timing: options of docs/benchmarks/comparison/peers.py.
+    """
+    place = (ROOT / Project.of_environment(ROOT).output / "build" / "peers").absolute()
+    requirements = ROOT / "docs" / "benchmarks" / "comparison" / "peers.txt"
+    script = ROOT / "scripts" / "extra_environment.sh"
+    if subprocess.run([script, sys.executable, requirements, place], check=False).returncode:
+        print(NOT_INSTALLED)
+        return 0
+    python, figures = place / "bin" / "python", list[dict[str, Any]]()
+    for case in CASES:
+        for precision in PRECISIONS:
+            found = _measured(python, "--case", case, precision, *timing)
+            note = f"{case}, {precision}, {found['unit']}"
+            load = os.getloadavg()[0]
+            print(*table(found["seconds"], note=note, load=load), sep="\n", flush=True)
+            figures.append({"case": case, "precision": precision, "load": load, **found})
+        print(f"{case:32}{'first step':>11}{'peak':>11}{'lines':>8}")
+        for program in found["seconds"]:
+            began = time.time()
+            row = _measured(python, "--case", case, "fp32", "--only", program)
+            row["first_step_seconds"] = first = row.pop("first_step_at") - began
+            memory = bytes_text(row["peak_bytes"])
+            print(f"{program:32}{seconds_text(first):>11}{memory:>11}{row['lines']:>8}", flush=True)
+            figures.append({"case": case, "program": program, **row})
+    if out is not None:
+        atomic.write_text(out, json.dumps(figures, indent=1) + "\n")
+    return 0
+
+
+def _measured(python: Path, *arguments: str) -> dict[str, Any]:
+    """Return what a process of build/peers measures. Raises ToolkitError where it fails."""
+    command = [str(python), "-m", "docs.benchmarks.comparison.peers", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ToolkitError(f"{' '.join(arguments)} failed", why=done.stderr.strip()[-500:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
