@@ -95,7 +95,8 @@ def open_to_train(
 ) -> TrainingData:
     """Open the data to train on, after checks that need no data.
 
-    refuse: called with `config` and None, and before data are downloaded or made with their metadata, if any.
+    refuse: called with `config` and None, with the metadata of data, if any, before they are downloaded or
+    made, and before the task trains models.
 
     Raises ConfigError for initial weights that are missing or do not fit the model, or a warmup longer than
     the run; PlanError where the effective batch is larger than the data.
@@ -120,7 +121,7 @@ def open_to_train(
             refuse(config, make_training_data(config, known))
 
     with checked_before(check):
-        data = open_training_data(config, root=root, log=log, check=True)
+        data = open_training_data(config, root=root, log=log, refuse=refuse)
     if config.weights.initial_weights:
         check_weights(config, data.dataset.spec, root, log=log)
     return data
@@ -145,22 +146,32 @@ def check_sizes(config: Config, train_size: int) -> None:
 
 
 def open_training_data(
-    config: Config, *, root: Path, log: Callable[[str], None], trained: bool = True, check: bool = False
+    config: Config,
+    *,
+    root: Path,
+    log: Callable[[str], None],
+    trained: bool = True,
+    refuse: Callable[..., object] | None = None,
 ) -> TrainingData:
     """Open, generate or download the data, and determine the model facts.
 
     trained: models that the task prepares need their trained weights, and are pretrained unless they are
-    cached. check: the sizes. Raises DataError if the data are not available, ConfigError if the model does
-    not fit them.
+    cached. refuse: called with what training needs before they are; sizes are checked with it. Raises
+    DataError if the data are not available, ConfigError if the model does not fit them.
     """
     dataset = open_configured(config, root=root, log=log)
     data = make_training_data(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
-    if check:
+    if refuse is not None:
         check_sizes(config, data.dataset.train.size)
     prepare = preparation_of(config)
     if prepare is None:
         return data
-    return with_prepared(config, data, prepare(config, dataset, root=root, learned=trained, log=log))
+
+    def prepared(learned: bool) -> TrainingData:
+        return with_prepared(config, data, prepare(config, dataset, root=root, learned=learned, log=log))
+
+    with checked_before(lambda: refuse and refuse(config, prepared(False))):
+        return prepared(trained)
 
 
 def open_configured(config: Config, *, root: Path, log: Callable[[str], None]) -> Dataset:

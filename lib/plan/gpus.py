@@ -82,7 +82,7 @@ class Gpu:
     def origin(self) -> str:
         """Source of the figures, and which of them are estimates."""
         guessed = ", ".join(FIGURES[name] for name in self.estimated)
-        return f"{self.source}; by our own estimate its {guessed}" if guessed else self.source
+        return f"{self.source}; {guessed} by our own estimate" if guessed else self.source
 
 
 def find_gpu(driver_name: str) -> Gpu | None:

@@ -163,7 +163,7 @@ def why_divisor(split: Split, *, bound: int, norm_batch: int) -> str:
         return f"; the whole share of a device is {per_device}"
     if micro_batch < bound:
         multiple = f" and multiple of NORM_BATCH = {norm_batch}" if norm_batch else ""
-        return f"; the largest divisor of {per_device}{multiple} is {micro_batch}"
+        return f"; the largest divisor of {per_device}{multiple} that fits is {micro_batch}"
     return f"; divides {per_device}" if micro_batch < per_device else ""
 
 
@@ -179,8 +179,9 @@ def why_effective(config: ConfigView, shares: Sequence[int], *, rows: int, noun:
         each = f"{rows} on each of {world} {noun}, "
     else:
         sizes = sorted({*shares}, reverse=True)
-        counts = " and ".join(f"{shares.count(share)} x {share}" for share in sizes)
-        each = f"{counts} on {world} {noun} ({1 - sum(shares) / (rows * world):.1%} idle), "
+        counts = ((shares.count(share), share) for share in sizes)
+        have = " and ".join(f"{count} {'has' if count == 1 else 'have'} {share}" for count, share in counts)
+        each = f"of {world} {noun} {have} ({1 - sum(shares) / (rows * world):.1%} idle), "
     if sum(shares) != target:
         return f"{each}MISSES the target of {target} by {sum(shares) - target:+d}"
     by_hand = config.target_effective_batch or config.hyper_param == "manual"

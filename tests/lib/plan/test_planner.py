@@ -207,10 +207,10 @@ def test_the_memory_layout_is_the_one_that_was_asked_for() -> None:
 def test_devices_share_any_target() -> None:
     three = planned("lenet5", gpus(3), target_effective_batch=512)
     assert (three.effective_batch, three.shares) == (512, (171, 171, 170)) and three.is_padded
-    assert "2 x 171 and 1 x 170 on 3 devices (0.2% idle)" in three.reasons["effective_batch"]
+    assert "of 3 devices 2 have 171 and 1 has 170 (0.2% idle)" in three.reasons["effective_batch"]
     groups = planned("resnet18", gpus(3), target_effective_batch=512)
     assert groups.shares == (6 * 32, 5 * 32, 5 * 32)
-    assert "(11.1% idle)" in groups.reasons["effective_batch"]
+    assert "of 3 devices 1 has 192 and 2 have 160 (11.1% idle)" in groups.reasons["effective_batch"]
     one_each = planned("lenet5", gpus(3), target_effective_batch=4)
     assert one_each.shares == (2, 1, 1)
     assert "each of 3 devices needs at least a sample" in refusal("lenet5", gpus(3), target_effective_batch=2)

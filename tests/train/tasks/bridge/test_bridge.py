@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from lib.data.datasets.question_answering.data import ANCHOR
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.loader import Batch
-from lib.errors import ConfigError, ToolkitError
+from lib.errors import ConfigError, PlanError, ToolkitError
 from lib.nn import IGNORED
 from tests.models.latentwire.answers import answer_set, answers_data, small_bridge_config, some_questions
 from tests.support.training import MemoryRecord, small_job, small_plan, trained
-from train import loop
+from train import loop, training_data
 from train.job import evaluate
 from train.signals import Stopped
 from train.tasks.bridge import pretrain
@@ -184,6 +184,27 @@ def test_models_are_trained_once_and_kept_by_what_they_follow_from(tmp_path: Pat
     assert {source.path for source in again}.isdisjoint(source.path for source in first)
     weights = [source.load(CPU_DEVICE, torch.float32).weights() for source in (first[0], again[0])]
     assert any(not torch.equal(*pair) for pair in zip(*weights, strict=True))
+
+
+@pytest.mark.slow
+def test_what_the_plan_refuses_is_refused_before_models_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def refuse(_: Any, data: training_data.TrainingData | None) -> None:
+        if data is not None:
+            assert data.facts.branches is not None, "the plan needs what the frozen models take"
+            raise PlanError("no GPU for a split")
+
+    monkeypatch.setattr(training_data, "open_configured", lambda *_, **__: answer_set(64, 8))
+    config = small_bridge_config(frozen_steps=2)
+    with pytest.raises(PlanError, match="no GPU for a split"):
+        training_data.open_to_train(config, root=tmp_path, log=said.append, refuse=refuse)
+    assert not said and not list(tmp_path.iterdir())
+    assert learned(tmp_path, said) and len(said) == 4
+    training_data.open_to_train(config, root=tmp_path, log=said.append, refuse=refuse)
+    assert len(said) == 4, "trained before, so that the plan itself refuses"
 
 
 @pytest.mark.slow
