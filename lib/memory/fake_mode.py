@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 _PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 _CPU = torch.device("cpu")
+_ALSO_GROUPED = (torch.float32, torch.float16)  # by torch's kernels, group by group
 
 
 # How to make an output again, in a mode from the arguments of an operator; and outputs with their container.
@@ -50,6 +51,19 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
         if facts not in self._known:
             self._known[facts] = self._outputs(func, args, kwargs, result)
         return result
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Derive the outputs of an operator, of grouped products also where torch's rule takes bf16 only."""
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype in _ALSO_GROUPED:
+            from torch._meta_registrations import _create_grouped_mm_output_tensor  # slow import
+
+            left, right, offsets = (*args, None)[:3]
+            contracts = left.shape[-1] == right.shape[-2] or left.dim() == right.dim() == 2
+            if left.dtype != right.dtype or not contracts:
+                raise RuntimeError(f"{func} of {left.dtype} {left.shape} and {right.dtype} {right.shape}")
+            with self:
+                return _create_grouped_mm_output_tensor(left, right, offsets, left.dtype)
+        return super().dispatch(func, types, args, kwargs)
 
     def _describe(self, key: list[Any], values: Sequence[Any]) -> bool:
         """Append what results depend on of `values` to `key`; return False where that is not known."""

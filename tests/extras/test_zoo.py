@@ -37,7 +37,7 @@ HUGGING_FACE = [
         marks=() if (number + len(attention) + lora + index) % 3 == 0 else pytest.mark.long,
     )
     for index, name in enumerate(zoo.HUGGING_FACE)
-    for number, precision in enumerate(zoo.precisions(name))
+    for number, precision in enumerate(zoo.PRECISIONS)
     for attention in zoo.attentions(name)
     for lora in (False, True)
 ]

@@ -89,11 +89,6 @@ WITHOUT_SDPA = ("mamba", "gemma2")  # transformers has none for these
 PRECISIONS = ("fp32", "bf16", "bf16-true")
 
 
-def precisions(name: str) -> tuple[str, ...]:
-    # torch's shape function of grouped matrix products, which transformers uses for experts, takes bf16 only.
-    return ("bf16-true",) if name == "mixtral" else PRECISIONS
-
-
 def lora_target(name: str) -> Any:
     return ["in_proj", "x_proj"] if name == "mamba" else "all-linear"  # PEFT refuses the others
 

@@ -125,3 +125,23 @@ def test_views_share_the_storage_and_arguments_stay_themselves() -> None:
             assert {each.untyped_storage()._cdata for each in views} == {x.untyped_storage()._cdata}
             assert x.add_(1) is x
             assert (x + 1).untyped_storage()._cdata != x.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_grouped_products_have_shapes_in_each_type(dtype: torch.dtype) -> None:
+    """Those of experts, in both passes; torch's own rule refuses all but bf16."""
+
+    def facts() -> list[tuple[Any, ...]]:
+        rows, experts = torch.ones(8, 16, dtype=dtype), torch.ones(2, 16, 24, dtype=dtype)
+        leaves = [each.requires_grad_() for each in (rows, experts)]
+        product = F.grouped_mm(*leaves, offs=torch.tensor([3, 8], dtype=torch.int32))
+        grads = torch.autograd.grad(product.square().sum(), leaves)
+        return [(each.dtype, each.shape, each.stride()) for each in (product, *grads)]
+
+    computed = facts()
+    with QuickFakeMode():
+        assert [facts(), facts()] == [computed, computed]
+        with pytest.raises(RuntimeError):
+            F.grouped_mm(
+                torch.ones(8, 15, dtype=dtype), torch.ones(2, 16, 24, dtype=dtype), offs=torch.ones(2).int()
+            )
