@@ -100,8 +100,10 @@ def open_to_train(
     the run; PlanError where the effective batch is larger than the data.
     """
     if config.weights.initial_weights:
+        from train.base_run import train_base
         from train.initial_weights import check_weights, initial_weights
 
+        train_base(config, root, log=log)
         initial_weights(config, root)
     if config.weights.adapt == "qlora":  # a plan does without
         from lib.nn.packages import import_extra

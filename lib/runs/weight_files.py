@@ -10,9 +10,11 @@ from pathlib import Path
 
 from lib import atomic
 from lib.errors import CheckpointError, ConfigError, os_errors
+from lib.plugins import meant
 from lib.runs.directory import CHECKPOINTS, RunDir, checkpoint_name, checkpoint_step, is_run_name
 
 OPTION = "CONFIG_INITIAL_WEIGHTS"
+SHIPPED = "defconfig:"  # before the name of a configuration, whose run has the weights
 _ACCEPTED = "give a file of safetensors or of torch.save, a folder of Hugging Face, or a run of this toolkit"
 _OTHERS = {  # first bytes of what nothing here reads
     b"version https://git-lfs": "a Git LFS pointer without the weights, which git lfs pull fetches",
@@ -57,6 +59,10 @@ def find_weights(requested: str, *, root: Path, folders: Sequence[str] = ()) -> 
     folders: where it is looked for if it is not below `root`; URLs are left out. Raises ConfigError where
     there is nothing, or nothing that can be read.
     """
+    if (kept := kept_run(requested, root=root)) is not None:
+        if not kept.exists():
+            raise ConfigError(f"{OPTION}={requested} is not trained yet", todo="make train trains it first")
+        return WeightFiles(path=kept, checkpoint=_checkpoint(kept))
     name = Path(requested).expanduser()
     bases = [root, *(root / Path(each).expanduser() for each in folders if each and "://" not in each)]
     path = next((base / name for base in bases if (base / name).exists()), root / name).resolve()
@@ -71,6 +77,29 @@ def find_weights(requested: str, *, root: Path, folders: Sequence[str] = ()) -> 
         why = f"{error.strerror or error}{looked}"
         raise ConfigError(f"{OPTION}={path} cannot be read", why=why, todo=_ACCEPTED) from error
     return WeightFiles(path=path, files=files)
+
+
+def shipped_file(requested: str, *, root: Path) -> Path | None:
+    """Return the file of the configuration in "defconfig:NAME"; None for other texts.
+
+    Raises ConfigError where there is no such configuration.
+    """
+    if not requested.startswith(SHIPPED):
+        return None
+    from lib.kconf.defconfig import available, path_of
+
+    file = path_of(root, name := requested.removeprefix(SHIPPED))
+    if not file.is_file():
+        known = [path.name for path in available(root)[0]]
+        raise ConfigError(f"{OPTION}={requested}: there is no such configuration", todo=meant(name, known))
+    return file
+
+
+def kept_run(requested: str, *, root: Path) -> Path | None:
+    """Return the folder for the run of the configuration in "defconfig:NAME"; None for other texts."""
+    if (file := shipped_file(requested, root=root)) is None:
+        return None
+    return root / "data" / f"run-{file.name}-{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
 
 
 def kind_of(file: Path) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lib.data.datasets.key_values import PartName, questions
 from lib.data.jsonl import read_objects
+from lib.data.sampler import epoch_order
 from lib.errors import ConfigError
 from lib.plugins import meant
 
@@ -82,3 +85,24 @@ def _check_text(at: str, texts: dict[str, Any], name: str, *, may_be_empty: bool
     found = texts.get(name)
     if not isinstance(found, str) or not (found or may_be_empty):
         raise ConfigError(f'{at}: "{name}" is {"empty" if found == "" else "no text"}', todo="give a text")
+
+
+def key_values(part: PartName, *, backwards: bool) -> list[Conversation]:
+    """Return synthetic questions of a part with their answers, which read backwards where that is asked for."""
+    found = list[Conversation]()
+    for number, (source, answer) in enumerate(questions(part), start=1):
+        asks, answer = (
+            (f"{source} backwards", answer.strip()[::-1]) if backwards else (source, answer.strip())
+        )
+        messages = [{"role": "user", "content": asks}, {"role": ANSWERS, "content": answer}]
+        found.append(Conversation(f"{part}:{number}", messages))
+    return found
+
+
+def with_other_answers(conversations: Sequence[Conversation]) -> list[Conversation]:
+    """Return conversations, each with the last answer of another one: a control that nothing can learn from."""
+    others = epoch_order(seed=0, epoch=0, size=len(conversations)).tolist()
+    return [
+        Conversation(each.place, [*each.messages[:-1], conversations[other].messages[-1]])
+        for each, other in zip(conversations, others, strict=True)
+    ]

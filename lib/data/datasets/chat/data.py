@@ -11,7 +11,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.chat.conversations import Conversation, read_conversations
+from lib.data.datasets.chat.conversations import (
+    Conversation,
+    key_values,
+    read_conversations,
+    with_other_answers,
+)
 from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.datasets.chat.templates import PlainTemplate, Sample, template_of
 from lib.data.datasets.files import DataLocation
@@ -26,8 +31,11 @@ from lib.nn import IGNORED
 class Options:
     """The symbols of lib/data/datasets/chat/Kconfig."""
 
-    file: str
-    validation: Literal["split", "other"]
+    source: Literal["file", "key_values"]
+    backwards: bool
+    shuffle_answers: bool
+    file: str | None  # None without files
+    validation: str
     validation_pct: int | None  # the one that `validation` does not name is None
     validation_file: str | None
     too_long: Literal["error", "drop", "cut"]
@@ -43,13 +51,24 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         unread.update(others)
         return found
 
-    parts = training_and_validation(
-        read,
-        options.file,
-        other=options.validation_file,
-        percent=options.validation_pct,
-        key=lambda each: json.dumps(each.messages, sort_keys=True),
-    )
+    if options.file is None:
+        origin = "synthetic keys and values"
+        parts = (
+            key_values("train", backwards=options.backwards),
+            key_values("test", backwards=options.backwards),
+        )
+    else:
+        origin = str(location.files / options.file)
+        parts = training_and_validation(
+            read,
+            options.file,
+            other=options.validation_file,
+            percent=options.validation_pct,
+            key=lambda each: json.dumps(each.messages, sort_keys=True),
+        )
+    if options.shuffle_answers:
+        parts = with_other_answers(parts[0]), parts[1]
+        notes.append("CONTROL: the last answers for training are exchanged (CONFIG_CHAT_SHUFFLE_ANSWERS=y)")
     messages = (message for part in parts for each in part for message in each.messages)
     characters = {each for message in messages for text in PlainTemplate.text(message) for each in text}
     tokenizer = tokenizer_of(location, characters="".join(sorted(characters)))
@@ -76,7 +95,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     if unread:
         notes.append(f"keys that are not read: {', '.join(sorted(unread))}")
     source = (
-        f"chat: {len(train)} + {len(test)} conversations from {location.files / options.file} by "
+        f"chat: {len(train)} + {len(test)} conversations from {origin} by "
         f"{template.name}, at most {max(len(each.ids) for each in both)} {tokenizer.unit}s, "
         f"{counted / tokens:.1%} of them in answers"
     )
