@@ -101,10 +101,14 @@ def open_to_train(
     Raises ConfigError for initial weights that are missing or do not fit the model, or a warmup longer than
     the run; PlanError where the effective batch is larger than the data.
     """
+    untrained = False
     if config.weights.initial_weights:
+        from train.base_run import is_untrained, train_base
         from train.initial_weights import check_weights, initial_weights
 
-        initial_weights(config, root)
+        untrained = is_untrained(config, root)
+        if not untrained:
+            initial_weights(config, root)
     if config.weights.adapt == "qlora":  # a plan does without
         from lib.nn.packages import import_extra
 
@@ -112,6 +116,8 @@ def open_to_train(
     refuse(config, None)
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)
+    if untrained:
+        train_base(config, root, log=log)
 
     def check() -> None:
         # Of what is at a URL only the usual is known.

@@ -62,7 +62,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
             if left.dtype != right.dtype or not contracts:
                 raise RuntimeError(f"{func} of {left.dtype} {left.shape} and {right.dtype} {right.shape}")
             with self:
-                return _create_grouped_mm_output_tensor(left, right, offsets, left.dtype)
+                return _create_grouped_mm_output_tensor(left, right, offsets, left.dtype)  # type: ignore[no-untyped-call]
         return super().dispatch(func, types, args, kwargs)
 
     def _describe(self, key: list[Any], values: Sequence[Any]) -> bool:

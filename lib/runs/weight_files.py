@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -9,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib import atomic
-from lib.errors import CheckpointError, ConfigError, os_errors
+from lib.errors import CheckpointError, ConfigError, meant, os_errors
+from lib.kconf import Resolved, load
 from lib.runs.directory import CHECKPOINTS, RunDir, checkpoint_name, checkpoint_step, is_run_name
 
 OPTION = "CONFIG_INITIAL_WEIGHTS"
+SHIPPED = "defconfig:"  # before the name of a configuration, whose run has the weights
 _ACCEPTED = "give a file of safetensors or of torch.save, a folder of Hugging Face, or a run of this toolkit"
 _OTHERS = {  # first bytes of what nothing here reads
     b"version https://git-lfs": "a Git LFS pointer without the weights, which git lfs pull fetches",
@@ -57,6 +60,10 @@ def find_weights(requested: str, *, root: Path, folders: Sequence[str] = ()) -> 
     folders: where it is looked for if it is not below `root`; URLs are left out. Raises ConfigError where
     there is nothing, or nothing that can be read.
     """
+    if (kept := kept_run(requested, root=root)) is not None:
+        if not kept.exists():
+            raise ConfigError(f"{OPTION}={requested} is not trained yet", todo="make train trains it first")
+        return WeightFiles(path=kept, checkpoint=_checkpoint(kept))
     name = Path(requested).expanduser()
     bases = [root, *(root / Path(each).expanduser() for each in folders if each and "://" not in each)]
     path = next((base / name for base in bases if (base / name).exists()), root / name).resolve()
@@ -71,6 +78,42 @@ def find_weights(requested: str, *, root: Path, folders: Sequence[str] = ()) -> 
         why = f"{error.strerror or error}{looked}"
         raise ConfigError(f"{OPTION}={path} cannot be read", why=why, todo=_ACCEPTED) from error
     return WeightFiles(path=path, files=files)
+
+
+def shipped(requested: str, *, root: Path) -> Resolved | None:
+    """Return the configuration in "defconfig:NAME"; None for other texts.
+
+    Raises ConfigError where there is no such configuration, or one that starts from another one itself.
+    """
+    if not requested.startswith(SHIPPED):
+        return None
+    from lib.kconf.defconfig import available, path_of
+
+    file = path_of(root, name := requested.removeprefix(SHIPPED))
+    if not file.is_file():
+        known = [path.name for path in available(root)[0]]
+        raise ConfigError(f"{OPTION}={requested}: there is no such configuration", todo=meant(name, known))
+    resolved = _loaded(root, file, file.stat().st_mtime_ns)
+    if str(own := resolved.values.get("INITIAL_WEIGHTS")).startswith(SHIPPED):
+        raise ConfigError(f"{OPTION}={requested} starts from {own} itself", todo="name a run of it")
+    return resolved
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(root: Path, file: Path, _changed: int) -> Resolved:
+    return load(root=root, config_file=file)
+
+
+def kept_run(requested: str, *, root: Path) -> Path | None:
+    """Return the folder for the run of the configuration in "defconfig:NAME"; None for other texts.
+
+    It has the identity of the training, so that another tree trains its own.
+    """
+    if (resolved := shipped(requested, root=root)) is None:
+        return None
+    from lib.runs.identity import identity
+
+    return root / "data" / f"run-{requested.removeprefix(SHIPPED)}-{identity(resolved.in_effect)}"
 
 
 def kind_of(file: Path) -> str:

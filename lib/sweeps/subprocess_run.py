@@ -89,17 +89,18 @@ class Children:
         if self.stopped_by:
             raise Suspended(f"stopped by {self.stopped_by}", todo=todo)
 
-    def train(self, place: Path, configuration: str, *, root: Path) -> ChildRun:
+    def train(self, place: Path, configuration: str, *, root: Path, threads: int | None = 1) -> ChildRun:
         """Train the text `configuration` under `place`, resuming an interrupted run. For use in `map`.
 
-        root: the source tree. Raises ToolkitError where training succeeds and leaves no finished run.
+        root: the source tree. threads: of its products, None for as many as fit. Raises ToolkitError where
+        training succeeds and leaves no finished run.
         """
         place.mkdir(parents=True, exist_ok=True)
         atomic.write_text(place / "config", configuration)
         log = place / "output.txt"
         before_bytes = log.stat().st_size if log.exists() else 0
         with self._lock:
-            process = None if self.stopped_by else _start(place, log, root=root)
+            process = None if self.stopped_by else _start(place, log, root=root, threads=threads)
             if process is not None:
                 self._running.add(process.pid)
         if process is None:
@@ -145,9 +146,9 @@ class Children:
             return len(self._running)
 
 
-def _start(place: Path, log: Path, *, root: Path) -> subprocess.Popen[bytes]:
-    # One thread each: the threads of several runs would compete for the same CPUs.
-    variables = f"KCONFIG_CONFIG={place / 'config'}", "OMP_NUM_THREADS=1"
+def _start(place: Path, log: Path, *, root: Path, threads: int | None) -> subprocess.Popen[bytes]:
+    # The threads of several runs would compete for the same CPUs.
+    variables = [f"KCONFIG_CONFIG={place / 'config'}", *([f"OMP_NUM_THREADS={threads}"] if threads else [])]
     command = ["env", "-u", "KCONFIG_MAKE_VARIABLES", *variables]
     command += [sys.executable, "-m", "train", "--runs", str(place), "train"]
     with log.open("ab") as file:

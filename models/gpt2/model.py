@@ -24,8 +24,6 @@ from lib.nn.linear_cross_entropy import linear_cross_entropy
 TASK = "lm"
 TAKES_TARGETS = True
 
-INIT_STD = 0.02
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -38,6 +36,7 @@ class Options:
     bias: bool
     dropout: float
     pad_vocab: int
+    init_std: float
 
 
 def build(options: Options, spec: TextSpec | ChatSpec | TextClassSpec | TokenTagSpec) -> nn.Module:
@@ -121,7 +120,7 @@ class GPT2(_Model):
     def __init__(self, options: Options, spec: TextSpec | ChatSpec) -> None:
         super().__init__(options, spec)
         self.vocab_size = spec.vocab_size
-        initialise(self, layers=options.layers)
+        initialise(self, layers=options.layers, std=options.init_std)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """int64 (B, T) -> (B, T, V) logits of the next token at every position; with targets, their loss."""
@@ -158,7 +157,7 @@ class TextClassifier(_Model):
         super().__init__(options, spec)
         self.pad = spec.pad
         self.head = nn.Linear(options.width, spec.classes)
-        initialise(self, layers=options.layers)
+        initialise(self, layers=options.layers, std=options.init_std)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """int64 (B, T), `pad` after the end of each text -> (B, classes) logits."""
@@ -181,7 +180,7 @@ class Tagger(_Model):
         super().__init__(options, spec)
         self.pad = spec.pad
         self.head = nn.Linear(options.width, len(spec.tags))
-        initialise(self, layers=options.layers)
+        initialise(self, layers=options.layers, std=options.init_std)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """int64 (B, T) -> (B, T, tags) logits."""
@@ -220,11 +219,11 @@ class Block(nn.Module):
         return merge_heads(causal_attention(q_BHTD, k_BHTD, v_BHTD, seen_BTT))
 
 
-def initialise(model: nn.Module, *, layers: int) -> None:
-    """Draw weights from N(0, 0.02), scaled by 1 / sqrt(2 layers) before the residual stream; zero biases."""
+def initialise(model: nn.Module, *, layers: int, std: float) -> None:
+    """Draw weights from N(0, std), scaled by 1 / sqrt(2 layers) before the residual stream; zero biases."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             residual = name.endswith(("attention_out", "mlp_out"))
-            nn.init.normal_(module.weight, std=INIT_STD / (2 * layers) ** 0.5 if residual else INIT_STD)
+            nn.init.normal_(module.weight, std=std / (2 * layers) ** 0.5 if residual else std)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

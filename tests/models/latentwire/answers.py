@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from lib.config import Config
-from lib.data.datasets.question_answering.data import ANCHOR, Options, Question, packed, questions
+from lib.data.datasets.key_values import Question, questions
+from lib.data.datasets.question_answering.data import ANCHOR, Options, packed
 from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.types import Dataset
 from tests.support.configs import changed

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lib.config import Config
-from lib.data.datasets.question_answering import data as key_values
+from lib.data.datasets import key_values
 from lib.data.datasets.question_answering.spec import AnswerSpec as SPEC
 from lib.data.datasets.question_answering.spec import Side
 from lib.devices.base import Backend

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from lib.data.datasets.key_values import PartName, questions
 from lib.data.jsonl import read_objects
 from lib.errors import ConfigError, meant
 
@@ -81,3 +85,29 @@ def _check_text(at: str, texts: dict[str, Any], name: str, *, may_be_empty: bool
     found = texts.get(name)
     if not isinstance(found, str) or not (found or may_be_empty):
         raise ConfigError(f'{at}: "{name}" is {"empty" if found == "" else "no text"}', todo="give a text")
+
+
+def key_values(part: PartName, *, backwards: bool) -> list[Conversation]:
+    """Return the synthetic questions of a part with their answers, written backwards if that is asked for."""
+    found = list[Conversation]()
+    for number, (source, answer) in enumerate(questions(part), start=1):
+        asks, answers = source, answer.strip()
+        if backwards:
+            asks, answers = f"{source} backwards", answers[::-1]
+        messages = [{"role": "user", "content": asks}, {"role": ANSWERS, "content": answers}]
+        found.append(Conversation(f"{part}:{number}", messages))
+    return found
+
+
+def with_other_answers(conversations: Sequence[Conversation]) -> list[Conversation]:
+    """Return conversations, each with the last answer of another one: a control that nothing can learn from.
+
+    The next one in a random cycle through all, so that none keeps its own.
+    """
+    order = np.random.default_rng(0).permutation(len(conversations))
+    others = np.empty_like(order)
+    others[order] = np.roll(order, -1)
+    return [
+        Conversation(each.place, [*each.messages[:-1], conversations[other].messages[-1]])
+        for each, other in zip(conversations, others.tolist(), strict=True)
+    ]

@@ -12,7 +12,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.chat.conversations import Conversation, read_conversations
+from lib.data.datasets.chat.conversations import (
+    Conversation,
+    key_values,
+    read_conversations,
+    with_other_answers,
+)
 from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.datasets.chat.templates import PlainTemplate, Sample, check_contents, template_of
 from lib.data.datasets.files import DataLocation
@@ -27,8 +32,11 @@ from lib.nn import IGNORED
 class Options:
     """The symbols of lib/data/datasets/chat/Kconfig."""
 
-    file: str
-    validation: Literal["split", "other"]
+    source: Literal["file", "key_values"]
+    backwards: bool
+    shuffle_answers: bool
+    file: str | None  # None without files
+    validation: str
     validation_pct: int | None  # the one that `validation` does not name is None
     validation_file: str | None
     too_long: Literal["error", "drop", "cut"]
@@ -44,23 +52,33 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         unread.update(others)
         return found
 
-    parts = training_and_validation(
-        read,
-        location.files / options.file,
-        other=None if (other := options.validation_file) is None else location.files / other,
-        percent=options.validation_pct,
-        key=lambda each: json.dumps(each.messages, sort_keys=True),
-    )
+    if options.file is None:
+        origin = "synthetic keys and values"
+        train, test = (key_values(part, backwards=options.backwards) for part in ("train", "test"))
+    else:
+        file, other = location.files / options.file, options.validation_file
+        origin = str(file)
+        train, test = training_and_validation(
+            read,
+            file,
+            other=None if other is None else location.files / other,
+            percent=options.validation_pct,
+            key=lambda each: json.dumps(each.messages, sort_keys=True),
+        )
+    if options.shuffle_answers:
+        train = with_other_answers(train)
+        notes.append("CONTROL: the last answers for training are exchanged (CONFIG_CHAT_SHUFFLE_ANSWERS=y)")
+    parts = train, test
     messages = (message for part in parts for each in part for message in each.messages)
     characters = {each for message in messages for text in PlainTemplate.text(message) for each in text}
     tokenizer = tokenizer_of(location, characters="".join(sorted(characters)))
     template, size = template_of(tokenizer), block_size_of(location)
-    for each in (*parts[0], *parts[1]):
+    for each in (*train, *test):
         check_contents(each, tokenizer)
-    train, test = (
+    samples = [
         fitting([template.sample(each) for each in part], size, policy=options.too_long, notes=notes)
         for part in parts
-    )
+    ]
     spec = ChatSpec(
         name="chat",
         vocab_size=template.vocab_size,
@@ -70,7 +88,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         end=template.end,
         packed=options.packing,
     )
-    rows, both = (as_rows(train, spec), as_rows(test, spec)), (*train, *test)
+    rows, both = [as_rows(part, spec) for part in samples], (*samples[0], *samples[1])
     counted, tokens = sum(sum(each.counts) for each in both), sum(len(each.ids) for each in both)
     if options.packing:
         notes.insert(0, f"packed into {rows[0].size} + {rows[1].size} rows")
@@ -79,11 +97,11 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     if unread:
         notes.append(f"keys that are not read: {', '.join(sorted(unread))}")
     source = (
-        f"chat: {len(train)} + {len(test)} conversations from {location.files / options.file} by "
+        f"chat: {len(samples[0])} + {len(samples[1])} conversations from {origin} by "
         f"{template.name}, at most {max(len(each.ids) for each in both)} {tokenizer.unit}s, "
         f"{counted / tokens:.1%} of them in answers"
     )
-    return Dataset(spec, *rows, "; ".join([source, *notes]), tokenizer)
+    return Dataset(spec, rows[0], rows[1], "; ".join([source, *notes]), tokenizer)
 
 
 def fitting(samples: Sequence[Sample], size: int, *, policy: str, notes: list[str]) -> list[Sample]:

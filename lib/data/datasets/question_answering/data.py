@@ -1,9 +1,7 @@
 """Questions about short texts, for two frozen language models, each in its own tokens.
 
-A synthetic text has two facts and a key: "k=vv m=ww ?m" is answered by "ww". Texts are generated from their
-numbers, identical on every machine, and no test text is in the training part. The JSON files of SQuAD
-(Rajpurkar et al. 2016) and HotpotQA (Yang et al. 2018) give the question followed by its context, so that
-truncation drops context.
+Synthetic ones are those of `lib.data.datasets.key_values`. The JSON files of SQuAD (Rajpurkar et al. 2016)
+and HotpotQA (Yang et al. 2018) give the question followed by its context, so that truncation drops context.
 """
 
 from __future__ import annotations
@@ -12,59 +10,21 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation, find_file
+from lib.data.datasets.key_values import Question, questions
 from lib.data.datasets.question_answering.huggingface import sizes
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.tokenizers import ByteTokenizer, learned
 from lib.data.types import ArrayPart, Dataset
 from lib.errors import ConfigError, DataError, os_errors
 from lib.nn import IGNORED
-from lib.rng import integers, key
 
-KEYS, LETTERS = "abcd", "abcdefghijklmnop"  # more keys take longer to learn
-TRAIN_SIZE, TEST_SIZE = 65_536, 512
 ANCHOR = " A="  # text between a source and its answer
-
-PartName: TypeAlias = Literal["train", "test"]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A text that ends in a question, and the answer that follows the anchor, with its line end."""
-
-    source: str
-    answer: str
-
-
-def questions(part: PartName) -> list[Question]:
-    """Return the TRAIN_SIZE or TEST_SIZE questions of a part."""
-    train = _drawn("train", TRAIN_SIZE)
-    if part == "train":
-        return train
-    seen = {question.source for question in train}
-    # About one in 25 is in the training part.
-    fresh = [question for question in _drawn("test", 2 * TEST_SIZE) if question.source not in seen]
-    return fresh[:TEST_SIZE]
-
-
-def _drawn(part: PartName, count: int) -> list[Question]:
-    below = (len(KEYS), len(KEYS) - 1, 2, *[len(LETTERS)] * 4)
-    columns = [integers(key("facts", part, n), (count,), below=limit) for n, limit in enumerate(below)]
-    return [_question(*row) for row in np.stack(columns, axis=1).tolist()]
-
-
-def _question(first: int, further: int, requested: int, *values: int) -> Question:
-    keys = KEYS[first], KEYS[(first + 1 + further) % len(KEYS)]
-    a, b, c, d = (LETTERS[value] for value in values)
-    pairs = a + b, c + d
-    facts = " ".join(f"{name}={value}" for name, value in zip(keys, pairs, strict=True))
-    return Question(f"{facts} ?{keys[requested]}", f"{pairs[requested]}\n")
-
 
 Reader: TypeAlias = Callable[[Any], "Iterator[Question | None]"]
 PUBLISHED_ANCHOR = "\nAnswer:"
@@ -211,8 +171,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """
     name, synthetic = location.name, location.name not in PUBLISHED
     if synthetic:
-        location.log(f"{name}: making {TRAIN_SIZE} + {TEST_SIZE} synthetic questions")
         train, test, source, anchor = questions("train"), questions("test"), "generated", ANCHOR
+        location.log(f"{name}: made {len(train)} + {len(test)} synthetic questions")
     else:
         train, test, source = read_published(name, location.files)
         anchor = PUBLISHED_ANCHOR
