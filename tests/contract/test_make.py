@@ -370,6 +370,7 @@ def test_the_makefile_never_reads_the_configuration() -> None:
     assert not [line for line in lines if "$(shell" in line]
 
 
+@pytest.mark.slow
 def test_cleaning_keeps_data_and_runs_as_it_says(tree: Path) -> None:
     def run(target: str) -> None:
         subprocess.run(["make", target], cwd=tree, capture_output=True, check=True)
