@@ -187,6 +187,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert rules.cycles(code()) == []
 
 
+def test_the_architecture_names_what_every_package_may_import() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("Every package may import")[2]
+    named = re.findall(r"`([\w/]+)\.py`", text.partition(", which import")[0])
+    assert {name.replace("/", ".") for name in named} == set(rules.ROOMS[0])
+
+
 def test_cycles_are_found_in_functions_too() -> None:
     modules = [
         Module("lib/a.py", "from lib import b"),
