@@ -258,13 +258,16 @@ class Config:
 def config_from_values(values: Mapping[str, Value]) -> Config:
     """Build the typed view from symbol values (bool, int, float, str, tuple; None = hidden).
 
-    Raises ConfigError where there is no such model, where a symbol that must have a value has none, and for
-    what Kconfig, which compares neither fractions nor texts, lets through: Nesterov without momentum, and
+    Raises ConfigError where there is no such model, where a symbol or a data set has no value, and for what
+    Kconfig, which compares neither fractions nor texts, lets through: Nesterov without momentum, and
     options on initial weights without any.
     """
     model = values.get("MODEL")
     if not isinstance(model, str) or not model:
         raise ConfigError("no model is selected", todo="use make menuconfig or make defconfig-NAME")
+    if not values["DATASET"]:
+        todo = "give CONFIG_DATASET the name in its Kconfig, as make new-data does"
+        raise ConfigError("the data set that is selected has no name", todo=todo)
     if values["NESTEROV"] and values["MOMENTUM"] == 0:
         raise ConfigError(
             "CONFIG_NESTEROV=y needs a momentum above 0, and CONFIG_MOMENTUM is 0",

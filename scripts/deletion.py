@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from lib.errors import ToolkitError, run_main
+from lib.errors import ConfigError, ToolkitError, meant, run_main
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
@@ -77,11 +77,16 @@ WHOLE: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    """Exit status 1 where something fails without an experiment; the end of its output is shown."""
+    """Exit status 1 where something fails without an experiment; the end of its output is shown.
+
+    Raises ConfigError for a name that is not in EXPERIMENTS.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *EXPERIMENTS], metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="import and configure only")
     options = parser.parse_args()
+    for name in set(options.names) - set(EXPERIMENTS):
+        raise ConfigError(f"no experiment is called {name!r}", todo=meant(name, EXPERIMENTS))
     failed = 0
     for name in options.names or EXPERIMENTS:
         with tempfile.TemporaryDirectory(prefix="anneal-deletion-") as folder:

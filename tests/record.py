@@ -29,7 +29,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -71,13 +71,9 @@ RUNS: dict[str, tuple[str, dict[str, str]]] = {
     "resnet_bk": ("resnet_bk", {"DATA_LIMIT": "512", "TARGET_EFFECTIVE_BATCH": "16"}),
     "latentwire": ("latentwire-tiny", {"FROZEN_STEPS": "5"}),
 }
-# Capabilities, which nobody sets, that are told of a model or a data set since the record was written.
-NEW_CAPABILITIES = (
-    "DATASET_IS_GENERATED",
-    "DATASET_CAN_DOWNLOAD",
-    "DATASET_HAS_SYMMETRIES",
-    "MODEL_HAS_SIGN_PARAMETERS",
-)
+ASSIGNED = re.compile(r"^(?:# )?CONFIG_(\w+)(?:=| is not set$)")
+# Options that more models have since the record was written, with the value that changes nothing.
+WIDENED = {'CONFIG_INITIAL_WEIGHTS=""'}
 KEPT_RUNS = ("lenet5-resumed", "trm")  # with their checkpoints; lenet5-resumed is kept where it was stopped
 
 
@@ -93,23 +89,34 @@ def main() -> int:
             found, known = resumed_runs(), json.loads((FOLDER / "resumed.json").read_text())
         else:
             found = PARTS[part]()
-            known = found if action == "write" else _read(part)
+            known = found if action == "write" else read(part)
         if action == "write":
             _write(part, found)
             print(f"{part}: {len(found)} written")
             continue
-        different = sorted(name for name in {*found, *known} if found.get(name) != known.get(name))
+        different = changed(found, known)
         differences += len(different)
-        for name in different:
-            print(f"{part}: {name} differs: {_first_difference(known.get(name), found.get(name))}")
-        print(f"{part}: {len(known) - len(different)} of {len(known)} are equal")
+        for name, what in different.items():
+            print(f"{part}: {name} differs: {what}")
+        equal, newer = len(known) - len(different), len(set(found) - set(known))
+        print(f"{part}: {equal} of {len(known)} are equal, {newer} are newer than the record")
     return bool(differences)
 
 
+def changed(found: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> the difference, of everything recorded. What is newer than the record is no difference."""
+    names = sorted(name for name, value in known.items() if found.get(name) != value)
+    return {name: _first_difference(known[name], found.get(name)) for name in names}
+
+
 def configurations() -> dict[str, Any]:
-    """Name -> sorted assignments. Random ones are read back from what was written, if that is there."""
+    """Name -> sorted assignments. Random ones are read back from what was written, if that is there.
+
+    Newer options are left out: that their defaults change nothing is tested by the identities of runs.
+    """
     found = {name: _assignments(_shipped(name).text) for name in SHIPPED}
-    kept = {name: lines for name, lines in _read("configurations").items() if name.startswith("random-")}
+    written = read("configurations")
+    kept = {name: lines for name, lines in written.items() if name.startswith("random-")}
     tree = load_own_tree(ROOT)
     for number in range(RANDOM):
         name = f"random-{number:03}"
@@ -123,7 +130,14 @@ def configurations() -> dict[str, Any]:
             found[name] = _assignments(kconf.load_written(text, root=ROOT).text)
         except ConfigError as error:
             found[name] = [str(error), *error.findings]
-    return found
+    return {name: of_the_record(name, lines, written) for name, lines in found.items()} if written else found
+
+
+def of_the_record(name: str, lines: Sequence[str], written: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return `lines` without options that are in no recorded configuration, and WIDENED ones not in this."""
+    recorded = {symbol for known in written.values() for line in known for symbol in ASSIGNED.findall(line)}
+    lacks = WIDENED - set(written.get(name, ()))
+    return [line for line in lines if recorded.issuperset(ASSIGNED.findall(line)) and line not in lacks]
 
 
 def plans() -> dict[str, Any]:
@@ -246,9 +260,7 @@ def _shipped(name: str, **changes: str) -> kconf.Resolved:
 
 
 def _assignments(text: str) -> list[str]:
-    new = {f"CONFIG_{name}=y" for name in NEW_CAPABILITIES}
-    lines = (line for line in text.splitlines() if line not in new)
-    return sorted(line for line in lines if re.match(r"CONFIG_|# CONFIG_\w+ is not set", line))
+    return sorted(line for line in text.splitlines() if ASSIGNED.match(line))
 
 
 def _run(name: str, place: Path, *, stop: bool) -> None:
@@ -301,7 +313,7 @@ def _cpu_name() -> str:
     return str(names[0]) if names else ""
 
 
-def _read(part: str) -> dict[str, Any]:
+def read(part: str) -> dict[str, Any]:
     file = FOLDER / f"{part}.json.gz"
     return dict(json.loads(gzip.decompress(file.read_bytes()))) if file.exists() else {}
 

@@ -67,6 +67,17 @@ ROOMS = {
     ),
 }
 
+# Files outside lib/devices that name XLA or TPUs. The list only gets shorter.
+NAME_XLA = {
+    "lib/config.py",
+    *(f"lib/plan/{name}.py" for name in ("fitting", "gpus", "numerics", "placement", "show", "sizing")),
+    *(f"lib/plan/{name}.py" for name in ("strategies", "tpus", "types")),
+    "lib/distributed/job_specs.py",
+    "lib/hyperparams.py",
+    "train/planning/command.py",
+    *(f"scripts/{name}.py" for name in ("bootstrap_probe", "cluster", "fits")),
+}
+
 Rule = Callable[[Module], Iterator[str]]
 
 PLANTED: list[tuple[Rule, str, str]] = [
@@ -157,6 +168,13 @@ def test_rule_lets_pass(rule: Rule, path: str, text: str) -> None:
     assert list(rule(Module(path, text))) == []
 
 
+def test_few_files_name_xla() -> None:
+    """So that support for it can be changed, or dropped, in one place."""
+    named = re.compile(r"(?<![a-z])(xla|tpus?)(?![a-z])", re.IGNORECASE)
+    files = {module.path for module in code() if named.search(module.text)}
+    assert {path for path in files if not path.startswith("lib/devices/")} == NAME_XLA
+
+
 def test_every_rule_is_tried() -> None:
     assert {rule for rule, _, _ in PLANTED} == set(rules.MODULE_RULES)
 
@@ -185,6 +203,12 @@ def test_lib_has_rooms_and_the_ground_at_its_top() -> None:
 @pytest.mark.slow
 def test_no_module_imports_itself_by_way_of_others() -> None:
     assert rules.cycles(code()) == []
+
+
+def test_the_architecture_names_what_every_package_may_import() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("Every package may import")[2]
+    named = re.findall(r"`([\w/]+)\.py`", text.partition(", which import")[0])
+    assert {name.replace("/", ".") for name in named} == set(rules.ROOMS[0])
 
 
 def test_cycles_are_found_in_functions_too() -> None:

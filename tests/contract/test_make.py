@@ -364,17 +364,16 @@ def test_the_makefile_never_reads_the_configuration() -> None:
     assert not [line for line in lines if "$(shell" in line]
 
 
+@pytest.mark.slow
 def test_cleaning_keeps_data_and_runs_as_it_says(tree: Path) -> None:
     def run(target: str) -> None:
         subprocess.run(["make", target], cwd=tree, capture_output=True, check=True)
 
+    mine = tree / ".venv"
     made = ("data/mnist/x", "runs/lenet5/a/status.json", "build/lenet5/runs/x", ".config", ".config.old")
-    for name in made:
+    for name in (*made, ".venv/precious"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).touch()
-    mine = tree / ".venv"
-    mine.mkdir()
-    (mine / "precious").touch()
     cache = tree / "lib" / "__pycache__"
     cache.mkdir(exist_ok=True)
 

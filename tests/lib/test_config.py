@@ -27,6 +27,12 @@ def test_nesterov_needs_momentum(tmp_path: Path) -> None:
     assert (plain.optim.momentum, plain.optim.nesterov) == (0.0, False)
 
 
+def test_a_data_set_whose_kconfig_gives_it_no_name_is_told() -> None:
+    values = load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5").values
+    with pytest.raises(ConfigError, match="has no name; give CONFIG_DATASET the name in its Kconfig"):
+        config_from_values({**values, "DATASET": None})
+
+
 def test_a_model_may_leave_the_table_and_the_target_open(tmp_path: Path, tree: Path) -> None:
     kconfig = tree / "models/lenet5/Kconfig"
     lines = kconfig.read_text().splitlines(keepends=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.errors import ToolkitError
+from lib.errors import ConfigError, ToolkitError
 from scripts import deletion
 from scripts.deletion import EXPERIMENTS, drop_marked, patterns
 
@@ -79,6 +79,13 @@ def test_a_mark_without_an_end_is_refused(text: str, tmp_path: Path) -> None:
     page.write_text(text)
     with pytest.raises(ToolkitError, match="has no end"):
         drop_marked(page, "a")
+
+
+def test_an_unknown_experiment_is_refused_with_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletion, "copy_without", lambda *_: pytest.fail("a copy was made"))
+    monkeypatch.setattr("sys.argv", ["deletion", "loped"])
+    with pytest.raises(ConfigError, match=r"no experiment is called 'loped'.*looped"):
+        deletion.main()
 
 
 def test_what_fails_is_shown(tmp_path: Path) -> None:

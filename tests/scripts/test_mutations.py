@@ -35,6 +35,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_fault_of_the_table_has_one_place_and_is_a_program() -> None:
     lost = []
     for name, (fault, _) in mutations.read_table(mutations.TABLE).items():

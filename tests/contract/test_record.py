@@ -1,0 +1,35 @@
+"""What was recorded before the tree was rebuilt still holds: configurations, plans and lib.hyperparams."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["configurations", "plans", "hyperparams"])
+def test_the_record_compares_equal(part: str) -> None:
+    """Those of weights and of resumed runs take minutes: python -m tests.record compare."""
+    known = record.read(part)
+    assert known and record.changed(record.PARTS[part](), known) == {}
+
+
+@pytest.mark.parametrize(
+    ("found", "different"),
+    [
+        ({"a": ["x=1"], "new": ["x=9"]}, []),
+        ({"a": ["x=2"]}, ["a"]),
+        ({"a": []}, ["a"]),
+        ({}, ["a"]),
+        ({"a": ["x=1", "y=1"]}, ["a"]),
+    ],
+)
+def test_a_change_of_what_was_recorded_is_told(found: dict[str, list[str]], different: list[str]) -> None:
+    assert list(record.changed(found, {"a": ["x=1"]})) == different
+
+
+def test_only_options_newer_than_the_record_are_left_out() -> None:
+    written = {"a": ["CONFIG_X=1", "CONFIG_Y=y"], "b": ["CONFIG_X=1"]}
+    lines = ["# CONFIG_Y is not set", "CONFIG_NEW=3", "CONFIG_X=2", *record.WIDENED]
+    assert record.of_the_record("b", lines, written) == ["# CONFIG_Y is not set", "CONFIG_X=2"]
