@@ -349,12 +349,14 @@ class AsyncCheckpointer:
 def format_evaluation(result: Mapping[str, float]) -> str:
     """Format an evaluation without its step; what it counts comes first (`Task.report`)."""
     numbers = {name: value for name, value in result.items() if name not in ("step", "epoch")}
+    conversations = numbers.pop("conversations", 0)
     unit, *names = numbers
     one = unit.removesuffix("s")
     # Figures of a language model need the unit they are per.
     per = {} if one == "sample" else {"loss": f" nats per {one}", "perplexity": f" per {one}"}
     means = [f"{name.replace('_', ' ')} {numbers[name]:.4f}{per.get(name, '')}" for name in names]
-    return f"{', '.join(means)} over {numbers[unit]:.0f} {unit}"
+    whole = f" of {conversations:.0f} conversations" if conversations else ""
+    return f"{', '.join(means)} over {numbers[unit]:.0f} {unit}{whole}"
 
 
 def log(text: str) -> None:

@@ -101,13 +101,13 @@ def open_to_train(
     Raises ConfigError for initial weights that are missing or do not fit the model, or a warmup longer than
     the run; PlanError where the effective batch is larger than the data.
     """
-    untrained = False
+    base = None
     if config.weights.initial_weights:
-        from train.base_run import is_untrained, train_base
+        from train.base_run import base_of, train_base
         from train.initial_weights import check_weights, initial_weights
 
-        untrained = is_untrained(config, root)
-        if not untrained:
+        base = base_of(config, root)
+        if base is None:
             initial_weights(config, root)
     if config.weights.adapt == "qlora":  # a plan does without
         from lib.nn.packages import import_extra
@@ -116,8 +116,8 @@ def open_to_train(
     refuse(config, None)
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)
-    if untrained:
-        train_base(config, root, log=log)
+    if base is not None:
+        train_base(base, root, log=log)
 
     def check() -> None:
         # Of what is at a URL only the usual is known.

@@ -30,7 +30,7 @@ SHARES = (
 NOT_METRICS = frozenset(
     {"step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
     | {*SHARES, "compilations", "compile_seconds"}
-    | {"samples", "bytes", "chars", "tokens", "words"}
+    | {"samples", "bytes", "chars", "tokens", "words", "conversations"}
 )
 _LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "mae", "rmse")
 _LOWER_BY_TARGET = ("mae_", "rmse_")  # of several targets, each with its name

@@ -61,9 +61,9 @@ def find_weights(requested: str, *, root: Path, folders: Sequence[str] = ()) -> 
     there is nothing, or nothing that can be read.
     """
     if (kept := kept_run(requested, root=root)) is not None:
-        if not kept.exists():
+        if (found := _checkpoint(kept)) is None:
             raise ConfigError(f"{OPTION}={requested} is not trained yet", todo="make train trains it first")
-        return WeightFiles(path=kept, checkpoint=_checkpoint(kept))
+        return WeightFiles(path=kept, checkpoint=found)
     name = Path(requested).expanduser()
     bases = [root, *(root / Path(each).expanduser() for each in folders if each and "://" not in each)]
     path = next((base / name for base in bases if (base / name).exists()), root / name).resolve()
@@ -107,13 +107,13 @@ def _loaded(root: Path, file: Path, _changed: int) -> Resolved:
 def kept_run(requested: str, *, root: Path) -> Path | None:
     """Return the folder for the run of the configuration in "defconfig:NAME"; None for other texts.
 
-    It has the identity of the training, so that another tree trains its own.
+    It has a hash of the values of all symbols, so that a tree with other defaults trains its own.
     """
     if (resolved := shipped(requested, root=root)) is None:
         return None
-    from lib.runs.identity import identity
-
-    return root / "data" / f"run-{requested.removeprefix(SHIPPED)}-{identity(resolved.in_effect)}"
+    values = repr(sorted(resolved.in_effect.items()))
+    digest = hashlib.sha256(values.encode()).hexdigest()[:8]
+    return root / "data" / f"run-{requested.removeprefix(SHIPPED)}-{digest}"
 
 
 def kind_of(file: Path) -> str:

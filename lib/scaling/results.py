@@ -82,7 +82,7 @@ class ScalingConfig:
         if self.arch == "gpt":
             heads = self.d_model // _HEAD_WIDTH if self.d_model % _HEAD_WIDTH == 0 else 1
             options = {"size": "custom", "layers": self.n_layers, "heads": heads, "width": self.d_model}
-            return "gpt2", options | {"bias": True, "dropout": 0.0, "pad_vocab": 1}
+            return "gpt2", options | {"bias": True, "dropout": 0.0, "pad_vocab": 1, "init_std": 0.02}
         form = "features" if self.arch == "resnet_bk_features" else "value"
         options = {"form": form, "layers": self.n_layers, "width": self.d_model, "ffn_ratio": 4}
         return "resnet_bk", options | {"dropout": 0.0, "allow_leak": False}

@@ -23,7 +23,7 @@ from lib.config import Config, config_from_values
 from lib.plan.fitting import MemoryEstimator, Parts, StepSettings
 from lib.plan.gpus import parse_gpu
 from lib.plan.sharding import shares
-from lib.plan.types import Branch, Layout, ModelFacts, Weight
+from lib.plan.types import Branch, Layout, ModelFacts, StageFacts, Weight
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "tests" / "fixtures" / "plan_facts.json.gz"
@@ -47,6 +47,12 @@ def facts_of(name: str) -> ModelFacts:
         data["units"] = tuple(
             tuple(Weight(tuple(shape), trainable) for shape, trainable in unit) for unit in data["units"]
         )
+    if data.get("stages") is not None:
+        ends = {
+            end: tuple(Weight(tuple(each["shape"]), each["trainable"]) for each in data["stages"][end])
+            for end in ("first", "last")
+        }
+        data["stages"] = StageFacts(**data["stages"] | ends)
     if data["branches"] is not None:
         first, second = (Branch(**branch) for branch in data["branches"])
         data["branches"] = (first, second)

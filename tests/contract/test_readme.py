@@ -55,6 +55,8 @@ COMMANDS = {
     "make train CONFIG_BEST_METRIC=entity_f1": DRY,
     'make setconfig SET="DATASET_CHAT=y DATA_DIR=../chats CHAT_FILE=chat.jsonl BLOCK_SIZE=512"': SETTINGS,
     "make train CONFIG_BEST_METRIC=exact_match": DRY,
+    "make defconfig-chat-tiny": RUN,
+    "make sweep SWEEP=chat-tiny": DRY,
     'make sample PROMPT="Capital of Chile?" TEMPERATURE=0': DRY,
     "make train CONFIG_BEST_METRIC=loss CONFIG_EARLY_STOP_EVALS=3 CONFIG_HOLDOUT=5000": DRY,
     "make train CONFIG_METRICS=macro_f1,roc_auc CONFIG_CLASS_WEIGHTS=balanced": DRY,

@@ -53,8 +53,10 @@ def test_it_answers_what_it_was_not_shown(runner: Runner) -> None:
     assert rows[-1]["perplexity"] < 1.5 < rows[0]["perplexity"]
     assert (run.checkpoints / "best").exists() and "packed into " in run.log.read_text()
     told = runner.run("eval")
+    whole = f"of {rows[-1]['conversations']} conversations"
     assert re.search(
-        rf"exact match {rows[-1]['exact_match']:.4f} over \d+ bytes \(validation part of chat\)", told
+        rf"exact match {rows[-1]['exact_match']:.4f} over \d+ bytes {whole} \(validation part of chat\)",
+        told,
     )
 
 

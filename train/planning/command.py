@@ -32,7 +32,7 @@ from lib.plan.strategies import format_strategies
 from lib.plan.types import STATIC_SHAPES, Hardware, Plan, Precision
 from lib.tiers import with_tier
 from lib.units import aligned, bytes_text, columns, flop_text, range_text
-from train.base_run import is_untrained
+from train.base_run import base_of
 from train.initial_weights import check_weights, initial_weights
 from train.job import budget_of, warm_up_text
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
@@ -102,7 +102,7 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
     config = config_from_values(resolved.values)
     if not names:  # a job finds the endpoint of named machines, which may have files that this one lacks
         rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
-        if has_weights := not is_untrained(config, root):
+        if has_weights := (base := base_of(config, root)) is None or base.folder.exists():
             initial_weights(config, root)
     data = describe_training_data(config, root=root, log=report)
     if not names and has_weights:

@@ -33,7 +33,9 @@ pytestmark = pytest.mark.slow
 
 GIB = 2**30
 TOKENS = 1024
-SMALL = Options(size="124m", layers=12, heads=12, width=768, bias=True, dropout=0.0, pad_vocab=1)
+SMALL = Options(
+    size="124m", layers=12, heads=12, width=768, bias=True, dropout=0.0, pad_vocab=1, init_std=0.02
+)
 TEXT = TextSpec(
     name="text", vocab_size=50304, block_size=TOKENS, unit="token", validation_tokens=1, validation_bytes=None
 )

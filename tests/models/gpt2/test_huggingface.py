@@ -27,6 +27,7 @@ OPTIONS: dict[str, Any] = {
     "bias": True,
     "dropout": 0.0,
     "pad_vocab": 1,
+    "init_std": 0.02,
 }
 VOCAB, BLOCK = 13, 8
 TOKENS = torch.randint(0, VOCAB, (3, BLOCK), generator=torch.Generator().manual_seed(0))

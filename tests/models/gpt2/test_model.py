@@ -26,6 +26,7 @@ OPTIONS: dict[str, Any] = {
     "bias": True,
     "dropout": 0.0,
     "pad_vocab": 1,
+    "init_std": 0.02,
 }
 SPEC = text_spec(vocab_size=VOCAB, block_size=BLOCK)
 

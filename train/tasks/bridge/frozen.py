@@ -228,7 +228,14 @@ def text_spec(side: Side) -> TextSpec:
 
 def size_options(side: Side) -> dict[str, Any]:
     """Return the options of models/gpt2 for a toolkit model."""
-    return {"size": "custom", "bias": True, "dropout": 0.0, "pad_vocab": 1, **SIZES[side.name]}
+    return {
+        "size": "custom",
+        "bias": True,
+        "dropout": 0.0,
+        "pad_vocab": 1,
+        "init_std": 0.02,
+        **SIZES[side.name],
+    }
 
 
 def untrained(side: Side) -> GPT2:

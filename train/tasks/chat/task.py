@@ -92,4 +92,8 @@ class Chat(LanguageModel):
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return loss in nats per token of an answer, perplexity, and the share of exact conversations."""
-        return super().report(means) | {"exact_match": means["exact_match"] / means["conversations"]}
+        exact = {
+            "exact_match": means["exact_match"] / means["conversations"],
+            "conversations": round(means["conversations"] * means["count"]),
+        }
+        return super().report(means) | exact

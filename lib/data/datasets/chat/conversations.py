@@ -88,13 +88,16 @@ def _check_text(at: str, texts: dict[str, Any], name: str, *, may_be_empty: bool
 
 
 def key_values(part: PartName, *, backwards: bool) -> list[Conversation]:
-    """Return the synthetic questions of a part with their answers, written backwards if that is asked for."""
+    """Return the synthetic questions of a part with their answers.
+
+    backwards: questions have "<" in place of "?", and answers their letters in reverse order.
+    """
     found = list[Conversation]()
     for number, (source, answer) in enumerate(questions(part), start=1):
-        asks, answers = source, answer.strip()
+        asked, letters = source, answer.strip()
         if backwards:
-            asks, answers = f"{source} backwards", answers[::-1]
-        messages = [{"role": "user", "content": asks}, {"role": ANSWERS, "content": answers}]
+            asked, letters = source.replace("?", "<"), letters[::-1]
+        messages = [{"role": "user", "content": asked}, {"role": ANSWERS, "content": letters}]
         found.append(Conversation(f"{part}:{number}", messages))
     return found
 

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lib.data.datasets.chat.conversations import read_conversations
+from lib.data.datasets.chat.conversations import (
+    key_values,
+    read_conversations,
+    with_other_answers,
+)
 from lib.data.datasets.chat.data import pack, show
 from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.types import ArrayPart, Dataset
@@ -19,6 +23,9 @@ from lib.nn import IGNORED
 from tests.support.datasets import opened
 
 DEFAULTS = {
+    "source": "file",
+    "backwards": False,
+    "shuffle_answers": False,
     "file": "chat.jsonl",
     "validation": "other",
     "validation_pct": None,
@@ -181,3 +188,36 @@ def test_packed_rows_number_their_conversations(tmp_path: Path) -> None:
 def test_equal_lengths_are_packed_in_their_order() -> None:
     assert pack([2, 2, 2, 2, 2], 4) == [[0, 1], [2, 3], [4]]
     assert pack([1, 3, 2, 2], 4) == [[1, 0], [2, 3]]
+
+
+def test_questions_of_both_directions_differ_in_a_letter_and_share_no_text() -> None:
+    plain, reverse = (key_values("test", backwards=each) for each in (False, True))
+    for one, other in zip(plain, reverse, strict=True):
+        (asks, answers), (asks_again, answers_again) = (
+            [message["content"] for message in each.messages] for each in (one, other)
+        )
+        facts, key = asks.split(" ?")
+        assert f"{key}={answers}" in facts.split() and asks_again == f"{facts} <{key}"
+        assert answers_again == answers[::-1]
+    trained = {each.messages[0]["content"] for each in key_values("train", backwards=False)}
+    assert not trained & {each.messages[0]["content"] for each in plain} and len(plain) == 512
+
+
+def test_each_conversation_gets_the_answer_of_another_one() -> None:
+    whole = key_values("train", backwards=False)[:100]
+    changed = with_other_answers(whole)
+    assert [each.messages[0] for each in changed] == [each.messages[0] for each in whole]
+    given, own = ([id(each.messages[-1]) for each in part] for part in (changed, whole))
+    assert sorted(given) == sorted(own)
+    assert not [place for place in range(100) if given[place] == own[place]]
+
+
+def test_exchanged_answers_are_for_training_alone(tmp_path: Path) -> None:
+    lines = [{"prompt": f"{n}", "completion": f"answer {n}"} for n in range(8)]
+    changed = chat_of(tmp_path, *lines, shuffle_answers=True)
+    assert "CONTROL: the last answers for training are exchanged" in changed.source
+    found = [learned(changed, row) for row in range(8)]
+    assert sorted(found) == [[f" answer {n}$"] for n in range(8)]
+    assert not [n for n in range(8) if found[n] == [f" answer {n}$"]]
+    plain = chat_of(tmp_path, *lines)
+    assert (changed.test.take(np.arange(1))[1] == plain.test.take(np.arange(1))[1]).all()

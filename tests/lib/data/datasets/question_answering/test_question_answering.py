@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lib.data.datasets.key_values import TEST_SIZE, TRAIN_SIZE
 from lib.data.datasets.question_answering.data import (
     ANCHOR,
-    TEST_SIZE,
-    TRAIN_SIZE,
     Options,
     Question,
     pack,
