@@ -63,8 +63,10 @@ def command_line(config: Config, *, name: str, runs: Path) -> str:
     if rendezvous is not None:
         check_machines(config.device)
     kind: Kind
-    if config.device in STATIC_SHAPES and config.num_devices:  # of a node that need not be this one
-        processes, kind, device = config.num_devices, config.device, ""
+    if (
+        config.device in (*STATIC_SHAPES, "cuda") and config.num_devices
+    ):  # of a node that need not be this one
+        processes, kind, device = _processes_on(config.num_devices, config), config.device, ""
     else:
         placement = place(config, probe(config.device))
         processes = _processes_on(placement.world.value, config)

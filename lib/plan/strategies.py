@@ -183,7 +183,7 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     no_chain, blocks = pipeline and facts.stages is None, len(facts.units or ()) - 1
     yield no_chain, f"{config.model} is no chain of blocks that stages could divide", "another model"
     why = f"it would be {context.layout.world} stages of {blocks} blocks"
-    yield pipeline and not stages_of(facts, context.layout), why, f"CONFIG_NUM_DEVICES={blocks}"
+    yield pipeline and not stages_of(facts, context.layout), why, _at_most(blocks, context)
     yield config.grad_checkpoint is None, f"{config.model} is not a sequence of blocks", "another model"
     yield config.activation_offload, "activations are offloaded", "CONFIG_ACTIVATION_OFFLOAD=n"
     by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
@@ -215,10 +215,17 @@ def _obstacles_to_branches(context: SizingContext) -> Iterator[tuple[bool, str, 
             lack = f"{why}, and {bytes_text(free_bytes)} are free"
             yield need_bytes > free_bytes, lack, f"{bytes_text(need_bytes - free_bytes)} more main memory"
         return
-    uneven = f"{devices} devices are no groups of 2 to {DEVICES_PER_NODE} of one size"
-    yield layout.devices != devices, uneven, f"CONFIG_NUM_DEVICES={devices - 1}"
     several = config.dist_nnodes != "1"
     yield several, "several nodes need a process for each device", "CONFIG_DIST_NNODES=1"
+    uneven = f"{devices} devices are no groups of 2 to {DEVICES_PER_NODE} of one size"
+    yield layout.devices != devices, uneven, f"CONFIG_NUM_DEVICES={devices - 1}"
+
+
+def _at_most(devices: int, context: SizingContext) -> str:
+    """Return the setting for at most so many devices on all nodes; CONFIG_NUM_DEVICES is of each node."""
+    world = context.placement.world.value
+    nodes = world // (context.placement.per_node or world)
+    return f"CONFIG_NUM_DEVICES={devices // nodes}" if nodes <= devices else f"CONFIG_DIST_NNODES={devices}"
 
 
 def _main_memory(context: SizingContext) -> int:

@@ -25,6 +25,7 @@ from lib.kconf.project import given_overrides
 from lib.runs.identity import identity
 from scripts import cluster
 from tests.support.configs import make_config
+from tests.support.stubbed import printed_elsewhere
 
 RUNNING, TAKEN = (f"JobState=RUNNING PreemptTime={time}" for time in ("None", "2026-11-22T00:46:56"))
 THREE = Rendezvous(min_nodes=2, max_nodes=3, endpoint="here:29500")
@@ -97,6 +98,12 @@ def test_the_command_is_printed() -> None:
     assert shown == "python -m train --runs runs train # starts 2 processes"
     many = two.replace(dist_nnodes="2", dist_endpoint="here:29500")
     assert "--rdzv-endpoint=here:29500" in cluster.command_line(many, name="x", runs=runs)
+
+
+def test_a_login_node_without_gpus_prints_the_command_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(device="cuda", num_devices=8, dist_nnodes="2", dist_endpoint="here:29500")
+    (line,) = printed_elsewhere(config, monkeypatch)
+    assert line.startswith("torchrun --nnodes=2 --nproc-per-node=8 ")
 
 
 def test_where_a_run_is_launched_is_no_part_of_what_it_is() -> None:

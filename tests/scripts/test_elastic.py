@@ -61,3 +61,9 @@ def test_the_demonstration_fails_where_two_do_not_train_as_one(
         return
     with pytest.raises(ToolkitError, match="did not train alike"):
         elastic.demonstrate()
+
+
+@pytest.mark.long
+def test_one_process_and_two_train_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    assert elastic.demonstrate() == 0
+    assert "The same training on both" in capsys.readouterr().out

@@ -195,7 +195,7 @@ def refuse(config: Config, data: TrainingData | None) -> None:
     hardware = probe(config.device)
     if data is not None:
         check_run(config, predicted_plan(config, data, hardware)[0], data)
-    elif place(config, hardware).world.value == 1:
+    elif config.elastic_policy != "latentwire" and place(config, hardware).world.value == 1:
         requested = config.replace(auto_method="predict") if config.auto_method == "probe" else config
         plan = apply_hyperparams(requested, False, hardware=hardware, predict=lambda _: {})  # whatever fits
         if config.budget != "epochs":

@@ -280,6 +280,11 @@ def test_options_of_shipped_configurations_are_refused_on_no_machine(
         hardware = parse_gpu(machine)
         monkeypatch.setattr(memory_estimate, "probe", lambda _, found=hardware: found)
         refuse(config, None)
+        if config.elastic_policy:
+            refuse(
+                config.replace(elastic_policy="latentwire", elastic_base_batch=64, elastic_target_util=75),
+                None,
+            )
     monkeypatch.setattr(memory_estimate, "probe", lambda _: pytest.fail("of all nodes nothing is known"))
     refuse(config.replace(dist_nnodes="2"), None)
 

@@ -161,7 +161,7 @@ def test_what_cannot_be_split_says_why() -> None:
         with pytest.raises(PlanError, match="is not possible: TPUs hold replicas only"):
             plan(config_of(dist_strategy=strategy), parse_gpu("tpu-v4-8"), FACTS, predict=needs(1))
     uneven = decide("a100-40gx4", 25, target_effective_batch=65, dist_strategy="split")
-    assert uneven.shares == (33, 32) and "on 2 pairs of devices" in uneven.reasons["effective_batch"]
+    assert uneven.shares == (33, 32) and "of 2 pairs of devices 1 has" in uneven.reasons["effective_batch"]
 
 
 def test_it_is_done_where_it_is_asked_for_and_something_simpler_fits() -> None:

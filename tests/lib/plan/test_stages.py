@@ -157,6 +157,17 @@ def test_what_a_pipeline_cannot_do_is_refused(machine: str, changes: dict[str, A
     assert why in error.value.why and error.value.todo
 
 
+@pytest.mark.parametrize(
+    ("nodes", "remedy"),
+    [(1, "CONFIG_NUM_DEVICES=12"), (2, "CONFIG_NUM_DEVICES=6"), (16, "CONFIG_DIST_NNODES=12")],
+)
+def test_the_devices_that_would_do_are_counted_on_each_node(nodes: int, remedy: str) -> None:
+    facts, machine = staged(0.5e9), dataclasses.replace(parse_gpu("a100-40gx16"), per_node=16 // nodes)
+    with pytest.raises(PlanError) as error:
+        plan(config_of(dist_strategy="pipeline"), machine, facts, predict=predictor(facts))
+    assert remedy in error.value.todo.split()[4].rstrip(";"), error.value.todo
+
+
 def test_a_model_without_a_chain_of_blocks_is_refused() -> None:
     facts = facts_of(0.5e9)
     with pytest.raises(PlanError) as error:
