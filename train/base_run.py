@@ -43,7 +43,7 @@ def train_base(base: Base, root: Path, *, log: Callable[[str], None]) -> None:
     """
 
     def fill(folder: Path) -> None:
-        log(f"{OPTION}={base.name}: trained first, and kept in {base.folder}")
+        log(f"{OPTION}={base.name}: trained first, and kept; its output: {folder / 'output.txt'}")
         with Children() as children:
             child = children.train(folder, base.resolved.text, root=root, threads=None)
             children.check(todo="make train begins with it again")

@@ -116,18 +116,18 @@ def open_to_train(
     refuse(config, None)
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)
-    if base is not None:
-        train_base(base, root, log=log)
 
     def check() -> None:
         # Of what is at a URL only the usual is known.
         if known and not (config.data_dir and _data_dir(config, root=root, log=log, fetch=False) is None):
-            if config.weights.initial_weights:
+            if config.weights.initial_weights and base is None:
                 check_weights(config, known.spec, root, log=lambda _: None)
             refuse(config, make_training_data(config, known))
 
     with checked_before(check):
         data = open_training_data(config, root=root, log=log, refuse=refuse)
+    if base is not None:  # it takes longest
+        train_base(base, root, log=log)
     if config.weights.initial_weights:
         check_weights(config, data.dataset.spec, root, log=log)
     return data

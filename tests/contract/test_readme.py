@@ -40,7 +40,6 @@ INSTALL = "tests/anneal/test_install.py::test_an_editable_installation_has_this_
 SETTINGS = "tests/contract/test_docs.py::test_the_settings_of_a_tutorial_are_possible"
 FINE_TUNED = "tests/e2e/test_finetune.py::test_a_run_is_fine_tuned_on_a_folder_of_images"
 COMMANDS = {
-    "make train-pretrain-resnet": FINE_TUNED,
     ".venv/bin/python -m scripts.sample_images data/shapes": FINE_TUNED,
     "make train-finetune-resnet": FINE_TUNED,
     "make train-finetune-resnet CONFIG_INITIAL_WEIGHTS= CONFIG_RESET_HEAD=n CONFIG_FREEZE= "
