@@ -136,6 +136,20 @@ def _check_request(layout: str, directory: Path) -> None:
                 todo=f"install it, for example with .venv/bin/pip install {' '.join(FORMATS[layout])}",
             )
     check_writable(directory / "model", "DIRECTORY")
+    _check_replaceable(layout, directory)
+
+
+def _check_replaceable(layout: str, directory: Path) -> None:
+    """Raise ConfigError for a folder with files that are not of an earlier export in the same format."""
+    files = sorted(each.name for each in directory.glob("[!.]*"))
+    try:
+        earlier = json.loads((directory / "model.json").read_bytes())["format"]
+    except (OSError, ValueError, KeyError, TypeError):  # no file of an export
+        earlier = None
+    if files and earlier != layout:
+        others = f" and {len(files) - 1} more" if files[1:] else ""
+        why = f"it has an export in FORMAT={earlier}" if earlier in FORMATS else f"it has {files[0]}{others}"
+        raise ConfigError(f"DIRECTORY={directory} is in use", why=why, todo="name a new folder")
 
 
 def _impossible(config: Config, layout: str, why: str) -> ConfigError:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from lib.errors import ConfigError
 from lib.plugins import TASKS
@@ -140,6 +141,11 @@ def test_a_model_of_a_new_task_trains_at_once(tree: Path) -> None:
     small = {"DATASET_SCENES": "y", "DATA_LIMIT": "500", "TARGET_EFFECTIVE_BATCH": "50"}
     found = losses(tree, "my_net", MY_TASK_FOCUS="1.0", **small)
     assert found[-1] < found[0] < 0.95 * 2.4, "a focus makes a loss smaller than ln 10"
+    Image.new("RGB", (32, 32)).save(tree / "blank.png")
+    for words in (["predict", "INPUT=blank.png", "OUT=out.json"], ["export", "FORMAT=pt2", "DIRECTORY=out"]):
+        command = ["make", *words, "VENV=", f"PYTHON={sys.executable}"]
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
