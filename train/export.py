@@ -34,7 +34,7 @@ from lib.errors import ConfigError, ToolkitError, os_errors
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.model_code import ModelCode, load_layout
 from lib.rng import integers, key, noise_bytes, uniform
-from train.export_card import LOADS, card, copy_licence, facts_of
+from train.export_card import LOADS, card, check_replaceable, copy_licence, facts_of
 from train.job import Job, evaluate, evaluated_weights
 from train.predict import check_writable, outputs_of
 from train.record import format_evaluation, log
@@ -136,20 +136,7 @@ def _check_request(layout: str, directory: Path) -> None:
                 todo=f"install it, for example with .venv/bin/pip install {' '.join(FORMATS[layout])}",
             )
     check_writable(directory / "model", "DIRECTORY")
-    _check_replaceable(layout, directory)
-
-
-def _check_replaceable(layout: str, directory: Path) -> None:
-    """Raise ConfigError for a folder with files that are not of an earlier export in the same format."""
-    files = sorted(each.name for each in directory.glob("[!.]*"))
-    try:
-        earlier = json.loads((directory / "model.json").read_bytes())["format"]
-    except (OSError, ValueError, KeyError, TypeError):  # no file of an export
-        earlier = None
-    if files and earlier != layout:
-        others = f" and {len(files) - 1} more" if files[1:] else ""
-        why = f"it has an export in FORMAT={earlier}" if earlier in FORMATS else f"it has {files[0]}{others}"
-        raise ConfigError(f"DIRECTORY={directory} is in use", why=why, todo="name a new folder")
+    check_replaceable(directory, layout)
 
 
 def _impossible(config: Config, layout: str, why: str) -> ConfigError:
