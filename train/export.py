@@ -34,7 +34,7 @@ from lib.errors import ConfigError, ToolkitError, os_errors
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.model_code import ModelCode, load_layout
 from lib.rng import integers, key, noise_bytes, uniform
-from train.export_card import LOADS, card, copy_licence, facts_of
+from train.export_card import LOADS, card, check_replaceable, copy_licence, facts_of
 from train.job import Job, evaluate, evaluated_weights
 from train.predict import check_writable, outputs_of
 from train.record import format_evaluation, log
@@ -136,6 +136,7 @@ def _check_request(layout: str, directory: Path) -> None:
                 todo=f"install it, for example with .venv/bin/pip install {' '.join(FORMATS[layout])}",
             )
     check_writable(directory / "model", "DIRECTORY")
+    check_replaceable(directory, layout)
 
 
 def _impossible(config: Config, layout: str, why: str) -> ConfigError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 from lib import plugin_folders
 from lib.config import Config
 from lib.data.types import ImageSpec, TextSpec
+from lib.errors import ConfigError
 from lib.runs import metrics
 from lib.runs.metrics import NOT_METRICS
 from train.stored_run import Restored
@@ -49,6 +51,22 @@ def predict(inputs):
     return model(torch.from_numpy(inputs)).logits.detach().numpy()
 """,
 }
+
+
+def check_replaceable(directory: Path, layout: str) -> None:
+    """Raise ConfigError for a folder with files that are not of an earlier export in the same format."""
+    files = sorted(each.name for each in directory.glob("[!.]*"))
+    try:
+        earlier = json.loads((directory / "model.json").read_bytes())["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # It is no file of an export.
+        earlier = None
+    if files and earlier != layout:
+        others = f" and {len(files) - 1} more" if files[1:] else ""
+        why = (
+            f"it has an export in FORMAT={earlier}" if str(earlier) in LOADS else f"it has {files[0]}{others}"
+        )
+        raise ConfigError(f"DIRECTORY={directory} is in use", why=why, todo="name a new folder")
 
 
 def facts_of(restored: Restored, *, layout: str, difference: float | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from lib.data.loader import EvalLoader, LoaderConfig
 from lib.data.types import Dataset, Spec
 from lib.devices.base import Backend
 from lib.errors import ConfigError
+from lib.kconf import values_from_json
 from lib.kconf.reader import foremost
 from lib.nn import lora
 from lib.nn import weights as stored
 from lib.nn.model_code import ModelCode, build_model, load_layout, load_model
+from lib.plugins import MODELS
+from lib.runs.directory import RunDir
 from lib.runs.weight_files import OPTION, WeightFiles, find_weights
 
 FIRST_SAMPLES = 512  # that `initialise_from_samples` of a model sees
@@ -112,11 +116,32 @@ def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
         todo = "use weights of this model, or name what may differ in CONFIG_INITIAL_WEIGHTS_ALLOW"
         if head and all(name.startswith(f"{head}.") for name in matched.faults):
             todo = "CONFIG_RESET_HEAD=y starts with a new head"
+        elif trained := _trained_otherwise(found, config):
+            todo = f"{trained}; {todo}"
         why = f"{lines[0]}{f', and {len(lines) - 1} more' if lines[1:] else ''}; {matched}"
         findings = foremost(lines, "differences") if lines[1:] else []
         raise ConfigError(f"{fault} does not fit the model", why=why, todo=todo, findings=findings)
     stored.load(model, matched.weights)
     return f"{base}{matched}"
+
+
+def _trained_otherwise(found: WeightFiles, config: Config) -> str:
+    """Return the model, or options of it, of the run whose weights are `found` where `config` has others."""
+    if found.checkpoint is None:
+        return ""
+    from lib.runs.index import objects_of  # a run without initial weights does not import it
+
+    values = objects_of(RunDir(found.checkpoint[0].parent), "values")[0]["values"]
+    if (name := values.get("MODEL", config.model)) != config.model:
+        return f"the run trained {name}"
+    own = MODELS.own(name, values_from_json(values))
+    differ = {field: value for field, value in own.items() if value != config.model_options[field]}
+    settings = [
+        f"{symbol} is {json.dumps(differ[field])} there and {json.dumps(config.model_options[field])} here"
+        for symbol, field in plugin_folders.symbols_of(MODELS.home(name)).items()
+        if field in differ
+    ]
+    return f"configure the model of the run: {', '.join(settings)}" if settings else ""
 
 
 def _load_layout(model: nn.Module, given: Mapping[str, Tensor], fault: str, config: Config) -> str:

@@ -167,6 +167,8 @@ def _images(paths: list[str], spec: Any, rows: int) -> tuple[int, Iterator[Rows]
     if STDIN in paths:
         listed = as_text(_content(STDIN)).splitlines()
         paths = [name for path in paths for name in (listed if path == STDIN else [path])]
+        if not paths:
+            raise ConfigError("standard input is empty", todo="give it names of images, one per line")
     files = _files(paths, SUFFIXES | _ARRAYS)
     arrays = [file for file in files if Path(file).suffix.lower() in _ARRAYS]
     if arrays:
@@ -286,6 +288,8 @@ def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> R
     if not name:
         raise ConfigError(f"{table.file} has no column {' or '.join(_TEXT_COLUMNS)}")
     texts = [text.strip() for text in table.columns[name]]
+    if not texts:
+        raise ConfigError(f"{table.file} has no rows")
     if not all(texts):
         raise ConfigError(f"{table.file}, {table.row(texts.index(''))} has no text")
     try:

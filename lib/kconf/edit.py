@@ -92,7 +92,9 @@ def _defconfig(project: Project, options: Namespace) -> None:
     tree = load_own_tree(project.root)
     configuration, notices = defconfig.compose(tree, options.name, more=more, strict=options.strict)
     report_notices(notices)
-    name = " + ".join([f"{defconfig.DIRECTORY}/{options.name}", *map(str, more)])
+    base, plus, fragments = options.name.partition("+")
+    path = display(defconfig.path_of(project.root, base))  # EXTERNAL= may have it
+    name = " + ".join([f"{path}{plus}{fragments}", *map(str, more)])
     project.save(configuration, changed=f"written from {name}", same=f"already as {name}")
 
 

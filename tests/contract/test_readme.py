@@ -33,6 +33,7 @@ RUN, DRY, END_TO_END = "run", "dry", "tests/e2e"
 OWN_TORCH = "tests/contract/test_bootstrap.py::test_a_torch_of_an_existing_environment_is_kept"
 WITHOUT_VENV = "tests/contract/test_bootstrap.py::test_without_venv_nothing_is_installed"
 NEW_MODEL = "tests/contract/test_scaffold.py::test_a_new_model_passes_the_tests_of_models"
+MOVED = "tests/contract/test_scaffold.py::test_a_new_model_moves_to_a_folder_of_external"
 NEW_DATA = "tests/contract/test_scaffold.py::test_a_new_data_set_trains_at_once"
 NEW_TASK = "tests/contract/test_scaffold.py::test_a_model_of_a_new_task_trains_at_once"
 EXTERNAL = "tests/e2e/test_external.py::test_it_is_kept_until_it_is_forgotten"
@@ -134,9 +135,14 @@ COMMANDS = {
     "make help": RUN,
     "make defconfig-gpt2-tiny && make train": END_TO_END,
     "make sample PROMPT=import": END_TO_END,
+    "make train CONFIG_INITIAL_WEIGHTS=runs/resnet18/20261121T093620Z-a1f5e51b CONFIG_RESET_HEAD=y": DRY,
+    "mkdir -p ../my_lab/models ../my_lab/defconfigs": MOVED,
+    "mv models/my_net ../my_lab/models/": MOVED,
+    "mv defconfigs/my_net ../my_lab/defconfigs/": MOVED,
+    "rm tests/golden/my_net.json": MOVED,
     "make export DIRECTORY=exported": DRY,
     "make export FORMAT=onnx DIRECTORY=out": DRY,
-    "make export FORMAT=pt2 DIRECTORY=out BEST=1": DRY,
+    "make export FORMAT=pt2 DIRECTORY=out-pt2 BEST=1": DRY,
     "make predict INPUT=photos": DRY,
     'make predict INPUT="a.jpg b.png" OUT=found.csv': DRY,
     "make predict RUN=20261121T093620Z BEST=1 INPUT=rows.csv OUT=found.jsonl TOP=3": DRY,
@@ -163,7 +169,8 @@ COMMANDS = {
 
 MADE_BY_USE = (
     *(".venv", "data", "runs", "build", "include", "defconfigs/my_net", "models/my_net"),
-    *("lib/data/datasets/my_data", "train/tasks/my_task", "my_lab"),
+    "tests/golden/my_net.json",
+    *("lib/data/datasets/my_data", "train/tasks/my_task", "my_lab", "../my_lab"),
 )
 PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
 # Variables of other Kconfig tools, of which docs/configuration.md says how it is here.
@@ -173,6 +180,7 @@ OF_OTHER_TOOLS = {
     "PYTORCH_HIP_ALLOC_CONF",
     "ANNEAL_EXTERNAL",  # of python, in the place of make's EXTERNAL=
     "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",

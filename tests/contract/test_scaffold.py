@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from lib.errors import ConfigError
 from lib.plugins import TASKS
 from scripts import scaffold as scaffolding
-from scripts.scaffold import TEMPLATES
+from scripts.scaffold import ROOT, TEMPLATES
 
 # Tasks whose models are not to be had by a template.
 WITHOUT_TEMPLATE = [task for task in TASKS.names() if not (TEMPLATES / "model" / task).is_dir()]
@@ -47,6 +49,20 @@ def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
     for check in checks:
         result = subprocess.run([sys.executable, *check], cwd=tree, capture_output=True, text=True)
         assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_a_new_model_moves_to_a_folder_of_external(tree: Path) -> None:
+    """By the commands of docs/tutorials/external.md, word by word."""
+    page = (ROOT / "docs/tutorials/external.md").read_text(encoding="utf-8")
+    block = page.partition("```sh\nmake new-model")[2].partition("```")[0]
+    more = ["make EXTERNAL=../my_lab list-defconfigs", "make defconfig-my_net", "make checkconfig"]
+    environment, before = {**os.environ, "VENV": "", "PYTHON": sys.executable}, status(tree)
+    for line in [*f"make new-model{block}".splitlines(), *more]:
+        command = ["sh", "-c", line]
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert status(tree) == before, "nothing of it is left in the tree"
 
 
 @pytest.mark.slow
@@ -140,6 +156,11 @@ def test_a_model_of_a_new_task_trains_at_once(tree: Path) -> None:
     small = {"DATASET_SCENES": "y", "DATA_LIMIT": "500", "TARGET_EFFECTIVE_BATCH": "50"}
     found = losses(tree, "my_net", MY_TASK_FOCUS="1.0", **small)
     assert found[-1] < found[0] < 0.95 * 2.4, "a focus makes a loss smaller than ln 10"
+    Image.new("RGB", (32, 32)).save(tree / "blank.png")
+    for words in (["predict", "INPUT=blank.png", "OUT=out.json"], ["export", "FORMAT=pt2", "DIRECTORY=out"]):
+        command = ["make", *words, "VENV=", f"PYTHON={sys.executable}"]
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -165,13 +165,20 @@ def test_a_format_that_is_not_possible_is_refused(own: Restored, tmp_path: Path)
         ),
         f"DIRECTORY={tmp_path}/file/model cannot be written in {tmp_path}/file": ("pt2", tmp_path / "file"),
         f"DIRECTORY={tmp_path}/file/out/model cannot be": ("pt2", tmp_path / "file/out"),
+        f"DIRECTORY={tmp_path} is in use: it has file and 2 more; name a new folder": ("pt2", tmp_path),
+        f"DIRECTORY={tmp_path}/onnx is in use: it has an export in FORMAT=onnx": ("pt2", tmp_path / "onnx"),
+        f"DIRECTORY={tmp_path}/other is in use: it has model.json;": ("pt2", tmp_path / "other"),
     }
     (tmp_path / "file").touch()
+    for name, content in {"onnx": '{"format": "onnx"}', "other": "[1]"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.json").write_text(content)
+    before = sorted(tmp_path.rglob("*"))
     for told, (layout, directory) in faults.items():
         with pytest.raises(ConfigError) as caught:
             export(own, directory=directory, layout=layout)
         assert told in str(caught.value) and "\n" not in str(caught.value)
-    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_model_that_cannot_be_traced_is_refused_in_a_line(
@@ -200,6 +207,7 @@ def test_a_model_that_cannot_be_traced_is_refused_in_a_line(
 
 
 def test_files_that_are_there_stay_until_the_new_ones_are_right(own: Restored, tmp_path: Path) -> None:
+    export(own, directory=tmp_path, layout="pt2")
     (tmp_path / "model.pt2").write_text("old")
     (tmp_path / "notes").write_text("mine")
     export(own, directory=tmp_path, layout="pt2")

@@ -27,7 +27,7 @@ from tests.support.stored_weights import (
     state,
 )
 from tests.support.tokens import small_lm_config, text_spec
-from tests.support.training import largest_difference, small_config
+from tests.support.training import largest_difference, random_data, small_config
 from train import commands
 from train.initial_weights import check_weights, load_weights
 from train.planning.run_plan import RunRequest
@@ -189,6 +189,30 @@ def test_what_cannot_be_used_is_refused_in_one_line_and_nothing_is_made(
     assert str(error).startswith(f"CONFIG_INITIAL_WEIGHTS={path}")
     assert re.search(message, str(error)), error
     assert "run" not in capfd.readouterr().out.split(), "pickled code is not run"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"MODEL": "vit"}, "; the run trained vit; use weights of this model"),
+        (
+            {"RESNET18_WIDTH": 16, "RESNET18_STEM": "imagenet"},
+            'configure the model of the run: RESNET18_STEM is "imagenet" there and "cifar" here, '
+            "RESNET18_WIDTH is 16 there and 8 here; use weights",
+        ),
+    ],
+)
+def test_a_run_of_another_model_tells_how_it_differs(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path)
+    config = small_config("resnet18", initial_weights=str(run.path))
+    spec = random_data(config, shape=(3, 32, 32), train_size=16).dataset.spec
+    options = {f"RESNET18_{field}".upper(): value for field, value in config.model_options.items()}
+    run.write("values", {"MODEL": "resnet18", **options, **changes})
+    with pytest.raises(ConfigError) as caught:
+        check_weights(config, spec, tmp_path, log=print)
+    assert re.search(message, str(caught.value)), caught.value
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

@@ -274,7 +274,7 @@ def answers_of(config: Config) -> Answers:
     if postprocess is None or predictions is None:
         raise ConfigError(
             f"the task {config.task} of {config.model} has no predictions to write down",
-            why=f"train/tasks/{config.task}/task.py does not define postprocess and predictions",
+            why=f"{TASKS.place(config.task)}/task.py does not define postprocess and predictions",
             todo="make eval and make report show what it does",
         )
     return Answers(postprocess, predictions)

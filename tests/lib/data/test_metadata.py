@@ -49,6 +49,12 @@ def folder_of_images(root: Path, *, classes: int = 3, train: int = 4, val: int =
                 Image.new("RGB", (9, 9)).save(root / part / f"class{label}" / f"{number}.png")
 
 
+def test_a_missing_folder_of_images_is_told_with_what_is_planned(tmp_path: Path) -> None:
+    found = looked("image_folder", IMAGE_FOLDER, data_dir=tmp_path / "nothing", image_size=IMAGE_SIZE)
+    assert found is not None
+    assert f"{tmp_path}/nothing has no images; planned as ImageNet has them" in found.source
+
+
 def mnist(root: Path, *, train: int = 7, test: int = 3) -> None:
     for name, size in (("train", train), ("t10k", test)):
         for kind, shape in (("images-idx3", (size, 28, 28)), ("labels-idx1", (size,))):

@@ -124,6 +124,14 @@ def test_a_new_configuration_belongs_to_the_folder(folder: Path) -> None:
     assert path_of(ROOT, "lenet5") == ROOT / "defconfigs" / "lenet5"
 
 
+def test_the_message_names_its_file(
+    kconf_project: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "defconfigs" / "mine").write_text("CONFIG_DEBUG=y\n")
+    assert main(("defconfig", "mine+long"), root=kconf_project) == 0
+    assert f"written from {folder.name}/defconfigs/mine+long\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("called", ["explain", "searchconfig"])
 def test_origins_are_told(
     folder: Path, called: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

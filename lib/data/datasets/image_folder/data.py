@@ -119,7 +119,10 @@ def describe(options: Options, location: DataLocation) -> Dataset:
     # Mean and deviation are placeholders.
     spec = ImageSpec.square(_NAME, location.image_size, count, mean=(0.5,) * 3, std=(0.25,) * 3)
     if found is None:
-        return describe_images(spec, IMAGENET_SIZES, f"as ImageNet has them, {IMAGENET_CLASSES} classes")
+        absent = f"{location.data_dir} has no images; planned " if location.data_dir else ""
+        return describe_images(
+            spec, IMAGENET_SIZES, f"{absent}as ImageNet has them, {IMAGENET_CLASSES} classes"
+        )
     train, test = len(found.train), len(found.test)
     source = f"image_folder: {train} + {test} files of {count} classes in {root}, not opened"
     return replace(describe_images(spec, (train, test), ""), source=source)

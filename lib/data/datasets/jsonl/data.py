@@ -39,8 +39,14 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the texts. Raises ConfigError, with file and line, for those that cannot be used."""
     file, tagged = location.files / options.file, location.name == "tagged"
     parse, noun = (_tagged, "tag") if tagged else (_labelled, "label")
+    unread = set[str]()
+
+    def parsed(place: str, line: dict[str, Any]) -> Text:
+        unread.update(line.keys() - ({"tokens", "tags"} if tagged else {"text", "label"}))
+        return parse(place, line)
+
     train, test = training_and_validation(
-        lambda path: read_objects(path, parse),
+        lambda path: read_objects(path, parsed),
         file,
         other=None if (other := options.validation_file) is None else location.files / other,
         percent=options.validation_pct,
@@ -66,7 +72,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     source = (
         f"{location.name}: {len(train)} + {len(test)} texts from {file}, {len(names)} {noun}s; {cut[0]} + "
         f"{cut[1]} {'words' if tagged else 'texts'} are longer than {block_size} {tokenizer.unit}s, and cut"
-    )
+    ) + (f"; keys that are not read: {', '.join(sorted(unread))}" if unread else "")
     return Dataset(spec, rows[0], rows[1], source, tokenizer, class_names=names)
 
 

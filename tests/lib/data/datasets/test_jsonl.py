@@ -73,6 +73,12 @@ def test_texts_that_are_longer_are_cut_and_counted(tmp_path: Path) -> None:
     assert dataset.tokenizer.decode(tokens[60]) == f"0 {'long ' * 20}"[:32]
 
 
+def test_keys_that_are_not_read_are_told_once(tmp_path: Path) -> None:
+    assert "not read" not in labelled(tmp_path, TEXTS).source
+    rows = [row | {"tags": ["x"], "id": 1} for row in TEXTS]
+    assert labelled(tmp_path, rows).source.endswith("and cut; keys that are not read: id, tags")
+
+
 def test_all_lines_that_cannot_be_used_are_listed(tmp_path: Path) -> None:
     bad: list[Any] = [
         {"text": "", "label": "odd"},
