@@ -68,6 +68,12 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
+def content_of(folder: Path) -> str:
+    """Return the SHA-256 of the contents and names of all files in a filled `folder`."""
+    files: dict[str, tuple[int, str]] = json.loads((folder / _MANIFEST).read_text())["files"]
+    return fingerprint(*(f"{name} {digest}" for name, (_, digest) in sorted(files.items())))
+
+
 def _fault(folder: Path, identity: str) -> str | None:
     """Return None if the folder is valid, "" if there is none, else its fault."""
     if not folder.exists():

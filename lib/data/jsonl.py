@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,12 @@ def training_and_validation(
         if not samples:
             raise DataError(f"{file}: no text is left for {part}", todo="add some")
     return train, test
+
+
+def named(file: Path) -> str:
+    """Return the name of a file with the SHA-256 of its content."""
+    with os_errors("read"), file.open("rb") as opened:
+        return f"{file}, SHA-256 {hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}"
 
 
 def read_objects(file: Path, parse: Callable[[str, dict[str, Any]], T]) -> list[T]:

@@ -22,7 +22,7 @@ from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.datasets.chat.templates import PlainTemplate, Sample, check_contents, template_of
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.text_files import block_size_of, tokenizer_of
-from lib.data.jsonl import training_and_validation
+from lib.data.jsonl import named, training_and_validation
 from lib.data.types import ArrayPart, Dataset, Indices
 from lib.errors import ConfigError
 from lib.nn import IGNORED
@@ -57,7 +57,6 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         train, test = (key_values(part, backwards=options.backwards) for part in ("train", "test"))
     else:
         file, other = location.files / options.file, options.validation_file
-        origin = str(file)
         train, test = training_and_validation(
             read,
             file,
@@ -65,6 +64,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
             percent=options.validation_pct,
             key=lambda each: json.dumps(each.messages, sort_keys=True),
         )
+        origin = f"{named(file)},"
     if options.shuffle_answers:
         train = with_other_answers(train)
         notes.append("CONTROL: the last answers for training are exchanged (CONFIG_CHAT_SHUFFLE_ANSWERS=y)")

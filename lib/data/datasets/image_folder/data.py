@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from lib.data.cache import cached_folder, fingerprint
+from lib.data.cache import cached_folder, content_of, fingerprint
 from lib.data.datasets.files import DataLocation, describe_images
 from lib.data.datasets.image_folder.image_files import (
     LAYOUTS,
@@ -202,7 +202,7 @@ def _packed(
     without = f" without {len(skipped)} that cannot be decoded" if skipped else ""
     source = (
         f"image_folder: {train.size} + {test.size} images from {root}{without}, {found.split}; "
-        f"{least} to {most} pixels, median {usual}; packed in {folder}"
+        f"{least} to {most} pixels, median {usual}; packed in {folder}, SHA-256 {content_of(folder)[:16]}"
     )
     return Dataset(spec, train, test, source, skipped=tuple(skipped), class_names=classes)
 

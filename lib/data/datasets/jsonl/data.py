@@ -11,7 +11,7 @@ import numpy as np
 
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.text_files import block_size_of, padded, tokenizer_of
-from lib.data.jsonl import read_objects, training_and_validation
+from lib.data.jsonl import named, read_objects, training_and_validation
 from lib.data.types import ArrayPart, Dataset, TextClassSpec, Tokenizer, TokenTagSpec
 from lib.errors import ConfigError, DataError, raise_faults
 from lib.nn import IGNORED
@@ -70,8 +70,9 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         spec = TokenTagSpec(name="tagged", tags=names, **known)
     rows, cut = zip(*(encoded(texts, tokenizer, spec, names) for texts in (train, test)), strict=True)
     source = (
-        f"{location.name}: {len(train)} + {len(test)} texts from {file}, {len(names)} {noun}s; {cut[0]} + "
-        f"{cut[1]} {'words' if tagged else 'texts'} are longer than {block_size} {tokenizer.unit}s, and cut"
+        f"{location.name}: {len(train)} + {len(test)} texts from {named(file)}, {len(names)} {noun}s; "
+        f"{cut[0]} + {cut[1]} {'words' if tagged else 'texts'} are longer than {block_size} "
+        f"{tokenizer.unit}s, and cut"
     ) + (f"; keys that are not read: {', '.join(sorted(unread))}" if unread else "")
     return Dataset(spec, rows[0], rows[1], source, tokenizer, class_names=names)
 
