@@ -11,7 +11,7 @@ from typing import Any
 
 from lib import plugin_folders
 from lib.config import Config
-from lib.data.types import ImageSpec, TextSpec
+from lib.data.types import ImageSpec
 from lib.runs import metrics
 from lib.runs.metrics import NOT_METRICS
 from train.stored_run import Restored
@@ -85,11 +85,22 @@ def _input(spec: Any, layout: str) -> str:
             f"float64 rows (N, {len(spec.columns)}): numbers in their units, nan if missing; a category "
             "is its place among the values of its column"
         )
-    return f"{spec.input_dtype} (N, {', '.join(map(str, spec.input_shape))})"
+    return f"{spec.input_dtype} (N, {', '.join(map(str, exported_shape(spec)))})"
+
+
+def exported_shape(spec: Any) -> tuple[int, ...]:
+    """Return the shape of one sample for an exported model: of one text, where runs pack several."""
+    shape: tuple[int, ...] = (spec.block_size,) if hasattr(spec, "block_size") else spec.input_shape
+    return shape
+
+
+def answers_in_logits(spec: Any) -> bool:
+    """Return True for data of language models: texts and conversations, whose tokens have a unit."""
+    return hasattr(spec, "unit")
 
 
 def _output(spec: Any) -> str:
-    if isinstance(spec, TextSpec):
+    if answers_in_logits(spec):
         return f"logits of the next token (N, {spec.block_size}, {spec.vocab_size})"
     if hasattr(spec, "targets"):
         return f"numbers in the units of the targets (N, {len(spec.targets)})"
