@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from lib import kconf
 from lib.config import Config
 from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.errors import ConfigError, PlanError
+from lib.nn.activation_checkpointing import Recompute, configure_recomputation
 from lib.plan import roofline
 from lib.plan.fitting import NoRoomError
 from lib.plan.gpus import CATALOGUE, parse_gpu
@@ -123,6 +125,29 @@ def test_what_would_fit_is_planned() -> None:
     assert lora.endswith(" a step")
     last = lines[-1]
     assert last.startswith("not enough: ") and "CONFIG_PRECISION_BF16=y needs " in last
+
+
+@pytest.mark.slow
+def test_what_would_fit_recomputes_as_much_as_the_model_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without a chain, as those of transformers, recomputes blocks and not all."""
+
+    def configure(model: nn.Module, recompute: Recompute) -> bool:
+        if recompute == "all":
+            raise ConfigError("all is not possible", todo="choose blocks")
+        return configure_recomputation(model, recompute)
+
+    monkeypatch.setattr("train.training_data.configure_recomputation", configure)
+    config = small_config("gpt2", target_effective_batch=4, optimizer="adamw", auto_method="predict")
+    config = config.replace(initial_weights="base.safetensors")
+    data, machine = text_data(config), parse_gpu("rtx3090")
+    small = dataclasses.replace(machine, devices=(dataclasses.replace(machine.devices[0], free_bytes=1),))
+    *refused, last = what_would_fit(config, data, small, precision="fp32", root=ROOT)
+    assert [line for line in refused if "all is not" in line] == [
+        "not tried: all is not possible; choose blocks"
+    ]
+    for adapt in ("LORA", "QLORA"):
+        assert f"CONFIG_ADAPT_{adapt}=y CONFIG_GRAD_CHECKPOINT_BLOCKS=y (not the same" in last
+    assert "CONFIG_GRAD_CHECKPOINT_ALL" not in last
 
 
 @pytest.mark.slow
