@@ -70,7 +70,7 @@ def facts_of(restored: Restored, *, layout: str, difference: float | None) -> di
         "data": _PATH.sub(r"\1", dataset.source),
         "evaluation": _evaluation(restored),
         "evaluated_on": evaluation_part(job.config, dataset),
-        "base_model": Path(job.config.weights.initial_weights).name or None,
+        "base_model": getattr(first_weights(job.config), "name", None),
         "license": UNKNOWN,
         "trained_in": job.plan.precision,
         "largest_difference": difference,
@@ -155,10 +155,23 @@ Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisa
 """
 
 
+def first_weights(config: Config) -> Path | None:
+    """Return the file or directory of the weights that training started from; None for random ones."""
+    directory = config.model_options.get("dir")
+    if config.weights.initial_weights:
+        return _path(config.weights.initial_weights)
+    has_weights = directory and any(_path(directory).glob("*.safetensors"))
+    return _path(directory) if has_weights else None
+
+
+def _path(named: object) -> Path:
+    return plugin_folders.ROOT / Path(str(named)).expanduser()
+
+
 def copy_licence(config: Config, folder: Path, log: Callable[[str], None]) -> None:
-    """Copy the licence and the notice beside the weights that training started from, and log which."""
+    """Copy the licence and the notice beside the model and its first weights, and log which."""
     named = config.model_options.get("dir") or config.weights.initial_weights
-    base = plugin_folders.ROOT / Path(str(named)).expanduser() if named else folder
+    base = _path(named) if named else folder
     beside = sorted((base.parent if base.is_file() else base).glob("*"))
     found = [each for each in beside if each.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))]
     for file in found:

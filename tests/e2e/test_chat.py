@@ -81,3 +81,13 @@ def test_a_fault_in_the_file_makes_no_run(runner: Runner) -> None:
         file.write_text(text)
     assert f'{file}:145: "messages" is no list of messages' in told and "Traceback" not in told
     assert sorted(runner.runs.glob("*/*")) == before
+
+
+def test_it_is_exported(runner: Runner) -> None:
+    """Packed in training, it takes one conversation in each row."""
+    told = runner.run("export", "--format", "pt2", "--directory", str(runner.folder / "out"))
+    assert "from the run's own outputs" in told
+    card = (runner.folder / "out/README.md").read_text()
+    assert (
+        "| input | int64 (N, 64) |" in card and "| output | logits of the next token (N, 64, 257) |" in card
+    )

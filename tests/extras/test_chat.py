@@ -302,5 +302,6 @@ def test_a_tuned_directory_is_loaded_by_transformers_and_peft(packing: str, tmp_
         assert difference <= 1e-5 < (merged(tokens).logits - theirs(folder)(tokens).logits).abs().max()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert tokenizer.chat_template == PLAIN
-    assert "| input | int64 (N, 64) |" in (tmp_path / "merged/README.md").read_text()
+    card = (tmp_path / "merged/README.md").read_text()
+    assert "| input | int64 (N, 64) |" in card and f"| base model | {folder.name} |" in card
     assert "a language model predicts no class" in runner.run("predict", "--input", "x", status=2)

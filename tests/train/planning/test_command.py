@@ -15,9 +15,10 @@ from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.errors import ConfigError, PlanError
 from lib.nn.activation_checkpointing import Recompute, configure_recomputation
 from lib.plan import roofline
-from lib.plan.fitting import NoRoomError
+from lib.plan.fitting import NoRoomError, StepSettings
 from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
+from lib.plan.types import Memory
 from lib.units import bytes_text
 from tests.support.tokens import BLOCK, cycle, text_data
 from tests.support.training import random_data, small_config
@@ -294,3 +295,28 @@ def test_several_nodes_are_planned_as_they_train() -> None:
     asked, joined = _on_all_nodes(config, parse_gpu("h100-80gx4"))
     assert len(joined.devices) == asked.num_devices == 8 and joined.per_node == 4 and joined.of_all_nodes
     assert _on_all_nodes(small_config(), joined) == (small_config(), joined), "one node stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("line", "todo"), [("CONFIG_EMA=n: 1 x 4", "changes above"), ("not enough: ", "SGD")]
+)
+def test_the_last_line_of_what_does_not_fit_agrees_with_the_table(
+    line: str, todo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        step = StepSettings(
+            device="cuda",
+            several_devices=False,
+            norm_batch=0,
+            precision="bf16",
+            channels_last=False,
+            compile=False,
+        )
+        memory = Memory(parts={}, reserve_bytes=0, usable_bytes=0)
+        raise NoRoomError("it does not fit", why="it is large", todo="use SGD", step=step, memory=memory)
+
+    monkeypatch.setattr("train.planning.command.look_ahead", refuse)
+    monkeypatch.setattr("train.planning.command.what_would_fit", lambda *_, **__: iter([line]))
+    requested = kconf.load(root=ROOT, config_file=ROOT / "defconfigs/lenet5", overrides={})
+    with pytest.raises(PlanError, match=todo):
+        plan(requested, root=ROOT, gpu="rtx3090", as_json=False)

@@ -94,10 +94,10 @@ def key_values(part: PartName, *, backwards: bool) -> list[Conversation]:
     """
     found = list[Conversation]()
     for number, (source, answer) in enumerate(questions(part), start=1):
-        asked, letters = source, answer.strip()
+        question, letters = source, answer.strip()
         if backwards:
-            asked, letters = source.replace("?", "<"), letters[::-1]
-        messages = [{"role": "user", "content": asked}, {"role": ANSWERS, "content": letters}]
+            question, letters = source.replace("?", "<"), letters[::-1]
+        messages = [{"role": "user", "content": question}, {"role": ANSWERS, "content": letters}]
         found.append(Conversation(f"{part}:{number}", messages))
     return found
 
