@@ -28,13 +28,21 @@ from lib.config import Config
 from lib.data.datasets.tabular.data import encoded
 from lib.data.datasets.tabular.table_files import Table
 from lib.data.loader import normalisation
-from lib.data.types import Column, ImageSpec, TextSpec
+from lib.data.types import Column, ImageSpec
 from lib.devices.backend import configure_numerics
 from lib.errors import ConfigError, ToolkitError, os_errors
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.model_code import ModelCode, load_layout
 from lib.rng import integers, key, noise_bytes, uniform
-from train.export_card import LOADS, card, check_replaceable, copy_licence, facts_of
+from train.export_card import (
+    LOADS,
+    answers_in_logits,
+    card,
+    check_replaceable,
+    copy_licence,
+    exported_shape,
+    facts_of,
+)
 from train.job import Job, evaluate, evaluated_weights
 from train.predict import check_writable, outputs_of
 from train.record import format_evaluation, log
@@ -180,9 +188,9 @@ def _answers(layout: str, merge: bool, config: Config) -> Answers | None:
     try:
         return answers_of(config)
     except ConfigError:
-        if layout in _GRAPHS:
-            raise
-        return None
+        if layout in ("safetensors", "adapter"):  # of which weights alone are compared
+            return None
+        raise
 
 
 @contextmanager
@@ -212,9 +220,7 @@ def _quiet() -> Iterator[None]:
 
 def _samples(spec: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Generate samples: as they are given to an exported graph, and as in an ArrayPart."""
-    seed, shape = key("export"), (SAMPLES, *spec.input_shape)
-    if hasattr(spec, "block_size"):  # whether texts are packed or not
-        shape = SAMPLES, spec.block_size
+    seed, shape = key("export"), (SAMPLES, *exported_shape(spec))
     if isinstance(spec, ImageSpec):
         given: npt.NDArray[Any] = noise_bytes(seed, shape)
     elif hasattr(spec, "columns"):
@@ -373,7 +379,7 @@ def _difference_outside(
 
 def _comparable(answers: npt.NDArray[Any], spec: Any) -> npt.NDArray[np.float64]:
     """Return probabilities, or numbers in standard deviations."""
-    if isinstance(spec, TextSpec):  # logits
+    if answers_in_logits(spec):
         return torch.from_numpy(answers).double().softmax(dim=-1).numpy()
     stds = [column.std for column in getattr(spec, "targets", ())]
     return answers.astype(np.float64) / (np.array(stds) if stds else 1.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from lib import plugin_folders
 from lib.config import Config
-from lib.data.types import ImageSpec, TextSpec
+from lib.data.types import ImageSpec
 from lib.errors import ConfigError
 from lib.runs import metrics
 from lib.runs.metrics import NOT_METRICS
@@ -88,7 +88,7 @@ def facts_of(restored: Restored, *, layout: str, difference: float | None) -> di
         "data": _PATH.sub(r"\1", dataset.source),
         "evaluation": _evaluation(restored),
         "evaluated_on": evaluation_part(job.config, dataset),
-        "base_model": Path(job.config.weights.initial_weights).name or None,
+        "base_model": getattr(first_weights(job.config), "name", None),
         "license": UNKNOWN,
         "trained_in": job.plan.precision,
         "largest_difference": difference,
@@ -103,11 +103,22 @@ def _input(spec: Any, layout: str) -> str:
             f"float64 rows (N, {len(spec.columns)}): numbers in their units, nan if missing; a category "
             "is its place among the values of its column"
         )
-    return f"{spec.input_dtype} (N, {', '.join(map(str, spec.input_shape))})"
+    return f"{spec.input_dtype} (N, {', '.join(map(str, exported_shape(spec)))})"
+
+
+def exported_shape(spec: Any) -> tuple[int, ...]:
+    """Return the shape of one sample for an exported model: of one text, where runs pack several."""
+    shape: tuple[int, ...] = (spec.block_size,) if hasattr(spec, "block_size") else spec.input_shape
+    return shape
+
+
+def answers_in_logits(spec: Any) -> bool:
+    """Return True for data of language models: texts and conversations, whose tokens have a unit."""
+    return hasattr(spec, "unit")
 
 
 def _output(spec: Any) -> str:
-    if isinstance(spec, TextSpec):
+    if answers_in_logits(spec):
         return f"logits of the next token (N, {spec.block_size}, {spec.vocab_size})"
     if hasattr(spec, "targets"):
         return f"numbers in the units of the targets (N, {len(spec.targets)})"
@@ -162,10 +173,23 @@ Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisa
 """
 
 
+def first_weights(config: Config) -> Path | None:
+    """Return the file or directory of the weights that training started from; None for random ones."""
+    directory = config.model_options.get("dir")
+    if config.weights.initial_weights:
+        return _path(config.weights.initial_weights)
+    has_weights = directory and any(_path(directory).glob("*.safetensors"))
+    return _path(directory) if has_weights else None
+
+
+def _path(named: object) -> Path:
+    return plugin_folders.ROOT / Path(str(named)).expanduser()
+
+
 def copy_licence(config: Config, folder: Path, log: Callable[[str], None]) -> None:
-    """Copy the licence and the notice beside the weights that training started from, and log which."""
+    """Copy the licence and the notice beside the model and its first weights, and log which."""
     named = config.model_options.get("dir") or config.weights.initial_weights
-    base = plugin_folders.ROOT / Path(str(named)).expanduser() if named else folder
+    base = _path(named) if named else folder
     beside = sorted((base.parent if base.is_file() else base).glob("*"))
     found = [each for each in beside if each.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))]
     for file in found:

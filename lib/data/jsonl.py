@@ -50,8 +50,8 @@ def named(file: Path) -> str:
 def read_objects(file: Path, parse: Callable[[str, dict[str, Any]], T]) -> list[T]:
     """Return what `parse` makes of the place (file:line) and the object of every line that is not blank.
 
-    Raises ConfigError for a missing file, and with all lines that are no JSON object in UTF-8 or for which
-    `parse` raises one.
+    Raises ConfigError for a missing file, and with all lines that are no JSON object in UTF-8, have a key
+    twice, or for which `parse` raises one.
     """
     if not file.is_file():
         raise ConfigError(f"{file} is not there", todo="name a file of JSON objects, one on each line")
@@ -63,7 +63,8 @@ def read_objects(file: Path, parse: Callable[[str, dict[str, Any]], T]) -> list[
             continue
         place = f"{file}:{number}"
         try:
-            read = json.loads(line)
+            read = json.loads(line, object_pairs_hook=_object)
+            json.dumps(read, ensure_ascii=False).encode()  # half a surrogate pair is no text for a tokenizer
             if not isinstance(read, dict):
                 raise ConfigError(f"{place} is no JSON object", why=f"it is {type(read).__name__}")
             parsed.append(parse(place, read))
@@ -73,3 +74,9 @@ def read_objects(file: Path, parse: Callable[[str, dict[str, Any]], T]) -> list[
             faults.append(str(error))
     raise_faults(f"{len(faults)} of {len(faults) + len(parsed)} lines cannot be used", faults)
     return parsed
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"it has a key twice; its keys are {', '.join(name for name, _ in pairs)}")
+    return found

@@ -370,10 +370,10 @@ def _refusal(
             why=why,
             todo=f"it is possible with {nearest}; or set CONFIG_DIST_STRATEGY_AUTO=y",
         )
-    assert first is not None and isinstance(first.error, NoRoomError)
+    errors = [each.error for each in candidates if isinstance(each.error, NoRoomError)]
+    error = min(errors, key=lambda each: each.memory.need_bytes)
     strategies = [f"{_name(each)} with {each.nearest}" for each in candidates if each.nearest]
-    todo = f"{first.error.todo}; possible: {', '.join(strategies)}"
-    error = first.error
+    todo = f"{error.todo}; possible: {', '.join(strategies)}"
     return NoRoomError(error.what, why=error.why, todo=todo, step=error.step, memory=error.memory)
 
 

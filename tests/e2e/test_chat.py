@@ -81,3 +81,11 @@ def test_a_fault_in_the_file_makes_no_run(runner: Runner) -> None:
         file.write_text(text)
     assert f'{file}:145: "messages" is no list of messages' in told and "Traceback" not in told
     assert sorted(runner.runs.glob("*/*")) == before
+
+
+def test_it_is_exported(runner: Runner) -> None:
+    """Packed in training, it takes one conversation in each row."""
+    told = runner.run("export", "--format", "pt2", "--directory", str(runner.folder / "out"))
+    assert "from the run's own outputs" in told
+    rows = [row for row in (runner.folder / "out/README.md").read_text().splitlines() if "put | " in row]
+    assert rows == ["| input | int64 (N, 64) |", "| output | logits of the next token (N, 64, 256) |"]

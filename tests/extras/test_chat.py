@@ -270,3 +270,38 @@ def test_gpt2_learns_with_such_a_tokenizer(tmp_path: Path) -> None:
         (dataset.test.take()[1][0] != IGNORED).sum()
     )
     assert dataclasses.asdict(dataset.spec)["unit"] == "token"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["n", "y"])
+def test_a_tuned_directory_is_loaded_by_transformers_and_peft(packing: str, tmp_path: Path) -> None:
+    import torch
+    from peft import PeftModel
+
+    from tests.e2e.runner import Runner
+    from tests.extras.test_causal import theirs, with_weights
+
+    folder = tokenizer_at(with_weights("llama", tmp_path))
+    (tmp_path / "chat.jsonl").write_text("\n".join([json.dumps({"messages": TALK[:2]})] * 4))
+    runner = Runner(tmp_path)
+    settings = {
+        "MODEL_HUGGINGFACE": "y", "HUGGINGFACE_INPUT_CAUSAL": "y", "HUGGINGFACE_DIR": str(folder),
+        "DATASET_CHAT": "y", "DATA_DIR": str(tmp_path), "CHAT_PACKING": packing, "BLOCK_SIZE": "64",
+        "ADAPT_LORA": "y", "MAX_STEPS": "3", "TARGET_EFFECTIVE_BATCH": "4", "CHAT_VALIDATION_OTHER": "y",
+        "CHAT_VALIDATION_FILE": "chat.jsonl", "PRECISION_FP32": "y",
+    }  # fmt: skip
+    runner.configure("gpt2-tiny", {f"CONFIG_{name}": value for name, value in settings.items()})
+    runner.run("train")
+    runner.run("export", "--format", "adapter", "--directory", str(tmp_path / "adapters"))
+    told = runner.run("export", "--merge", "y", "--directory", str(tmp_path / "merged"))
+    assert "at most 0.0e+00 from the run's own outputs" in told
+    merged, tokens = theirs(tmp_path / "merged"), torch.arange(32)[None]
+    adapted = PeftModel.from_pretrained(theirs(folder), str(tmp_path / "adapters")).eval()
+    with torch.no_grad():
+        difference = (merged(tokens).logits - adapted(tokens).logits).abs().max()
+        assert difference <= 1e-5 < (merged(tokens).logits - theirs(folder)(tokens).logits).abs().max()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert tokenizer.chat_template == PLAIN
+    card = (tmp_path / "merged/README.md").read_text()
+    assert "| input | int64 (N, 64) |" in card and f"| base model | {folder.name} |" in card
+    assert "a language model predicts no class" in runner.run("predict", "--input", "x", status=2)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from lib.config import Config
-from lib.nn.activation_checkpointing import CHOICES
+from lib.nn.activation_checkpointing import CHOICES, Recompute
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import place
 from lib.plan.sharding import DEVICES_PER_NODE
@@ -55,12 +55,17 @@ def changes(config: Config, hardware: Hardware, *, precision: Precision) -> Iter
         yield Change(f"CONFIG_EMA=n{_OTHER}", config.replace(ema=False), hardware)
 
 
-def further_changes(config: Config, hardware: Hardware, *, precision: Precision) -> Iterator[Change]:
-    """Yield `changes`, then several together, shorter sequences, and more devices of the same kind."""
+def further_changes(
+    config: Config, hardware: Hardware, *, precision: Precision, recompute: Recompute
+) -> Iterator[Change]:
+    """Yield `changes`, then several together, shorter sequences, and more devices of the same kind.
+
+    recompute: the choice that saves least of those that the model allows; it is beside each other change.
+    """
     yield from changes(config, hardware, precision=precision)
-    kind = CHOICES[-1] if config.grad_checkpoint is not None else None
-    again = config if kind is None else config.replace(grad_checkpoint=kind)
-    beside = "" if kind in (None, config.grad_checkpoint) else f" {_checkpoint(kind)}"
+    is_new = recompute not in ("none", config.grad_checkpoint)
+    again = config.replace(grad_checkpoint=recompute) if is_new else config
+    beside = f" {_checkpoint(recompute)}" if is_new else ""
     if _has_weights(config):
         if config.weights.adapt == "full" and beside:
             changed = again.replace(adapt="lora", **_LORA)

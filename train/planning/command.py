@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.devices.host import allocator_setting, allocator_text
@@ -20,6 +23,7 @@ from lib.devices.probe import probe
 from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
+from lib.nn.activation_checkpointing import CHOICES, Recompute
 from lib.plan.cost import LIST, NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
 from lib.plan.fitting import NoRoomError, predicted, step_settings
 from lib.plan.gpus import machine_names, parse_gpu
@@ -40,7 +44,7 @@ from train.planning.changes import changes, further_changes
 from train.planning.memory_estimate import Launches, MemoryTraces
 from train.planning.step_estimate import gpu_of_hardware, step_flop_of, step_time_of
 from train.record import log
-from train.training_data import TrainingData, describe_training_data, make_training_data
+from train.training_data import TrainingData, built, describe_training_data, make_training_data
 
 UNBOUNDED = 10**6  # columns if the output is no terminal
 XLA_MEMORY = (
@@ -119,6 +123,7 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
     try:
         outlook = look_ahead(config, data, hardware, memory_traces, measured=measured, price=price)
     except NoRoomError as error:
+        fits = False
         if not as_json:
             print(
                 "Nothing fits. With each of these changes alone (samples at a time x micro-batches):",
@@ -126,6 +131,9 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
             )
             for line in what_would_fit(config, data, hardware, precision=error.step.precision, root=root):
                 print(f"  {line}", flush=True)
+                fits = fits or not line.startswith("not ")
+        if fits:
+            raise PlanError(error.what, why=error.why, todo="make one of the changes above") from error
         raise
     if as_json:
         print(json.dumps(outlook.to_json(), indent=2))
@@ -240,22 +248,33 @@ def what_would_fit(
     config: Config, data: TrainingData, hardware: Hardware, *, precision: Precision, root: Path
 ) -> Iterator[str]:
     """Yield the plan after each change with which the run fits `hardware`, then those that do not suffice."""
-    too_little = []
-    for name, changed, machine in further_changes(config, hardware, precision=precision):
+    too_little, refused = [], dict[str, None]()  # for the same reason once
+    recompute = _most_recomputed(config, data)
+    for name, changed, machine in further_changes(config, hardware, precision=precision, recompute=recompute):
         try:
             own = _data_for(changed, data, config, root=root)
             found = look_ahead(changed, own, machine, MemoryTraces(changed, own), alternatives=False)
         except NoRoomError as error:
             too_little.append(f"{name} needs {bytes_text(error.memory.need_bytes)}")
         except ConfigError as error:
-            yield f"not tried: {error}"
+            refused[f"not tried: {error}"] = None
         else:
             assert found.plan.memory is not None, "what does not fit was predicted"
             time = "" if found.step_time is None else f", {found.step_time.span} a step"
             size = f"{found.plan.micro_batch} x {found.plan.accumulation}"
             yield f"{name}: {size}, {format_need(found.plan.memory)}{time}"
+    yield from refused
     if too_little:
         yield f"not enough: {'; '.join(too_little)}"
+
+
+def _most_recomputed(config: Config, data: TrainingData) -> Recompute:
+    """Return the choice of recomputation that saves least of those that the model allows."""
+    for kind in reversed(CHOICES) if config.grad_checkpoint else ():
+        with contextlib.suppress(ConfigError), torch.device("meta"):
+            built(config.replace(grad_checkpoint=kind), data.dataset.spec)
+            return kind
+    return "none"
 
 
 def _data_for(

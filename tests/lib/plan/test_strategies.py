@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lib.errors import PlanError
 from lib.plan import plan
-from lib.plan.fitting import MemoryEstimator, Parts, StepSettings
+from lib.plan.fitting import MemoryEstimator, NoRoomError, Parts, StepSettings
 from lib.plan.gpus import gpu_of, parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import SHORT_SECONDS, StepWork, estimate_step_time
@@ -136,6 +136,8 @@ def test_where_nothing_fits_the_nearest_changes_are_named() -> None:
     with pytest.raises(PlanError) as error:
         decide("a100-40gx4", 12e9)
     assert "does not fit on NVIDIA A100-SXM4-40GB" in str(error.value)
+    assert isinstance(error.value, NoRoomError) and error.value.step.layout is not None
+    assert error.value.step.layout.strategy == "fsdp", "of all strategies that which needs least"
     assert "fsdp with 16 devices, or" in str(error.value) and "ddp with" in str(error.value)
 
 

@@ -7,15 +7,18 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from lib import kconf
 from lib.config import Config
 from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.errors import ConfigError, PlanError
+from lib.nn.activation_checkpointing import Recompute, configure_recomputation
 from lib.plan import roofline
-from lib.plan.fitting import NoRoomError
+from lib.plan.fitting import NoRoomError, StepSettings
 from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
+from lib.plan.types import Memory
 from lib.units import bytes_text
 from tests.support.tokens import BLOCK, cycle, text_data
 from tests.support.training import random_data, small_config
@@ -123,6 +126,29 @@ def test_what_would_fit_is_planned() -> None:
     assert lora.endswith(" a step")
     last = lines[-1]
     assert last.startswith("not enough: ") and "CONFIG_PRECISION_BF16=y needs " in last
+
+
+@pytest.mark.slow
+def test_what_would_fit_recomputes_as_much_as_the_model_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without a chain, as those of transformers, recomputes blocks and not all."""
+
+    def configure(model: nn.Module, recompute: Recompute) -> bool:
+        if recompute == "all":
+            raise ConfigError("all is not possible", todo="choose blocks")
+        return configure_recomputation(model, recompute)
+
+    monkeypatch.setattr("train.training_data.configure_recomputation", configure)
+    config = small_config("gpt2", target_effective_batch=4, optimizer="adamw", auto_method="predict")
+    config = config.replace(initial_weights="base.safetensors")
+    data, machine = text_data(config), parse_gpu("rtx3090")
+    small = dataclasses.replace(machine, devices=(dataclasses.replace(machine.devices[0], free_bytes=1),))
+    *refused, last = what_would_fit(config, data, small, precision="fp32", root=ROOT)
+    assert [line for line in refused if "all is not" in line] == [
+        "not tried: all is not possible; choose blocks"
+    ]
+    for adapt in ("LORA", "QLORA"):
+        assert f"CONFIG_ADAPT_{adapt}=y CONFIG_GRAD_CHECKPOINT_BLOCKS=y (not the same" in last
+    assert "CONFIG_GRAD_CHECKPOINT_ALL" not in last
 
 
 @pytest.mark.slow
@@ -269,3 +295,28 @@ def test_several_nodes_are_planned_as_they_train() -> None:
     asked, joined = _on_all_nodes(config, parse_gpu("h100-80gx4"))
     assert len(joined.devices) == asked.num_devices == 8 and joined.per_node == 4 and joined.of_all_nodes
     assert _on_all_nodes(small_config(), joined) == (small_config(), joined), "one node stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("line", "todo"), [("CONFIG_EMA=n: 1 x 4", "changes above"), ("not enough: ", "SGD")]
+)
+def test_the_last_line_of_what_does_not_fit_agrees_with_the_table(
+    line: str, todo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        step = StepSettings(
+            device="cuda",
+            several_devices=False,
+            norm_batch=0,
+            precision="bf16",
+            channels_last=False,
+            compile=False,
+        )
+        memory = Memory(parts={}, reserve_bytes=0, usable_bytes=0)
+        raise NoRoomError("it does not fit", why="it is large", todo="use SGD", step=step, memory=memory)
+
+    monkeypatch.setattr("train.planning.command.look_ahead", refuse)
+    monkeypatch.setattr("train.planning.command.what_would_fit", lambda *_, **__: iter([line]))
+    requested = kconf.load(root=ROOT, config_file=ROOT / "defconfigs/lenet5", overrides={})
+    with pytest.raises(PlanError, match=todo):
+        plan(requested, root=ROOT, gpu="rtx3090", as_json=False)

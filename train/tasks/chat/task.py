@@ -24,8 +24,9 @@ from lib.memory.simulation import simulated
 from lib.nn import IGNORED
 from lib.plugins import NoOptions as Options
 from train.tasks.base import Figures, Forward, Sums, no_logits
-from train.tasks.lm.task import LanguageModel, counted_targets, place_of_loss
+from train.tasks.lm.task import LanguageModel, counted_targets, place_of_loss, postprocess, predictions
 
+__all__ = ["postprocess", "predictions"]  # those of a language model
 DATA = ("conversations", (ChatSpec,))
 _LOGITS = 1 << 26  # of a forward pass in evaluation, or those of one row
 

@@ -24,6 +24,7 @@ from lib.plugins import NoOptions as Options
 from train.tasks.base import Columns, Figures, Forward, Sums, Task, no_logits, refuse_label_smoothing
 from train.tasks.classify import task as classify
 
+CONTINUED = (TextSpec, ChatSpec)  # texts, whose answers are logits of the next token
 DATA = ("a text, or images, texts or tables with labels", (TextSpec, *LABELLED))
 
 
@@ -58,7 +59,7 @@ def fault(returned: Any, spec: Spec, *, rows: int) -> str:
 
 def postprocess(outputs: Tensor, spec: Spec) -> Tensor:
     """Return the logits of a language model (B, T, V), or the probabilities of the classes (N, classes)."""
-    if isinstance(spec, TextSpec):
+    if isinstance(spec, CONTINUED):
         return full_precision(outputs)[..., : spec.vocab_size]
     assert isinstance(spec, LABELLED)
     return classify.postprocess(outputs, spec)
@@ -66,7 +67,7 @@ def postprocess(outputs: Tensor, spec: Spec) -> Tensor:
 
 def predictions(spec: Spec, **options: Any) -> Callable[[Any], Columns]:
     """Return the function to the columns of a classification. Raises ConfigError for a language model."""
-    if isinstance(spec, TextSpec):
+    if isinstance(spec, CONTINUED):
         raise ConfigError("a language model predicts no class", todo="make sample PROMPT= continues a text")
     assert isinstance(spec, LABELLED)
     return classify.predictions(spec, **options)

@@ -82,6 +82,22 @@ def test_three_formats_are_read(tmp_path: Path) -> None:
     assert without.messages == empty.messages and without.messages[0]["content"] == "Add."
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (r'{"prompt": "a \ud800", "completion": "b"}', "surrogates not allowed"),
+        ('{"prompt": "a", "completion": "b", "completion": "c"}', "a key twice"),
+        ('{"messages": [{"role": "user", "role": "assistant", "content": "b"}]}', "a key twice"),
+    ],
+)
+def test_no_text_and_no_key_is_changed_or_lost_by_reading(line: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text(line)
+    with pytest.raises(ConfigError, match=rf"chat\.jsonl:1 is no JSON object: .*{told}"):
+        read_conversations(tmp_path / "chat.jsonl")
+    written(tmp_path, SHORT | {"prompt": "a \U0001f600"})  # a whole pair
+    assert read_conversations(tmp_path / "chat.jsonl")[0][0].messages[0]["content"] == "a \U0001f600"
+
+
 def test_answers_with_their_ends_count_and_nothing_else(tmp_path: Path) -> None:
     roles = ("system", "user", "assistant", "user", "assistant", "user")
     messages = [{"role": role, "content": f"{role[0]}{n}"} for n, role in enumerate(roles)]
