@@ -28,6 +28,7 @@ DEFCONFIGS = {
     "gpt2 with labels and dropout": "gpt2-sst2",
     "resnet_bk": "resnet_bk",
     "vit": "vit-tiny-scenes",
+    "airbench": "cifar10-fast",
     **merged("STATIC_GRAPH"),
 }
 MARKS = {"lenet5": (), "gpt2": (), "resnet50": pytest.mark.long}

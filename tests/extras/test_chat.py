@@ -199,7 +199,8 @@ def dataset_of(folder: Path, tokenizer: str, *lines: object, size: int = 128, **
     for name in ("chat.jsonl", "other.jsonl"):
         (folder / name).write_text("\n".join(map(json.dumps, lines)))
     other = {"validation": "other", "validation_pct": None, "validation_file": "other.jsonl"}
-    values = {"file": "chat.jsonl", "too_long": "error", "packing": False} | other | options
+    source = {"source": "file", "backwards": False, "shuffle_answers": False, "file": "chat.jsonl"}
+    values = source | {"too_long": "error", "packing": False} | other | options
     place = {"data_dir": folder, "root": folder, "block_size": size, "tokenizer_dir": tokenizer}
     return opened("chat", values, tokenizer="huggingface", **place)
 
