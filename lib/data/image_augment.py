@@ -19,6 +19,7 @@ from torch import Tensor
 from lib.config import AugmentOptions
 from lib.data.augment import ONE, DrawnRows, Operation, Random, mirrored
 from lib.data.types import ImageSpec, Indices, Spec
+from lib.devices.base import send
 from lib.errors import ConfigError
 
 Size: TypeAlias = tuple[int, int]  # height and width of images in pixels
@@ -104,7 +105,7 @@ def jitter(images_NCHW: Tensor, rows: DrawnRows) -> Tensor:
 
 def erase(images_NCHW: Tensor, rows: DrawnRows, *, colour: Sequence[int]) -> Tensor:
     """Fill parts of images with a colour."""
-    colour_C = torch.tensor(colour, dtype=torch.uint8, device=images_NCHW.device)
+    colour_C = send(torch.tensor(colour, dtype=torch.uint8), images_NCHW.device)
     return torch.where(_inside(images_NCHW, rows), colour_C[:, None, None], images_NCHW)
 
 

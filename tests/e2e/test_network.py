@@ -123,7 +123,7 @@ def test_unequal_nodes_a_stall_and_a_reset_give_the_losses_of_one_process(
     with three_machines(tmp_path, nodes="2") as nodes:
         machines = [nodes.start(1, processes=1), nodes.start(2, processes=2)]
         nodes.go_to(3)
-        assert nodes.said("2 x 17 and 1 x 16 on 3 devices"), nodes.told()
+        assert nodes.said("of 3 devices 2 have 17 and 1 has 16"), nodes.told()
         plan = json.loads((nodes.runner.newest().path / "plan.json").read_text())
         assert plan["reasons"]["world"].startswith("3 processes on all nodes"), plan["reasons"]
         hardware = json.loads((nodes.runner.newest().path / "hardware.json").read_text())
@@ -157,7 +157,7 @@ def test_a_node_comes_late_and_the_first_one_is_lost(tmp_path: Path, alone: list
         first, *others = [nodes.start(1, processes=1), nodes.start(2, processes=2)]
         nodes.go_to(3)
         others.append(nodes.start(3, processes=1))
-        wait_until(lambda: nodes.said("2 x 13 and 2 x 12 on 4 devices"), nodes.told)
+        wait_until(lambda: nodes.said("of 4 devices 2 have 13 and 2 have 12"), nodes.told)
         wait_until(lambda: nodes.said("Starting after step"), nodes.told)
         nodes.go_to(9)
         assert nodes.runner.newest().status().host == "one"
