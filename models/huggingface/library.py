@@ -13,8 +13,8 @@ from lib.nn.dropout import Dropout
 from lib.nn.model_directory import HOST
 from lib.nn.packages import import_extra
 
-# Torch notes once which functions make tensors. Done while transformers replaces some, it would never again find
-# torch.linspace, and models of this process on the meta device would have tensors in memory.
+# Torch notes once which functions make tensors. Done while transformers replaces some, it would never again
+# find torch.linspace, and models of this process on the meta device would have tensors in memory.
 with torch.device("meta"):
     torch.empty(0)
 
