@@ -15,7 +15,6 @@ from lib.data.cache import cached_folder
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.runs.weight_files import OPTION, kept_run, shipped
-from lib.sweeps.subprocess_run import Children
 
 
 class Base(NamedTuple):
@@ -41,6 +40,7 @@ def train_base(base: Base, root: Path, *, log: Callable[[str], None]) -> None:
 
     Raises ToolkitError where training fails, Suspended if a signal stops it.
     """
+    from lib.sweeps.subprocess_run import Children  # most runs start from no such configuration
 
     def fill(folder: Path) -> None:
         log(f"{OPTION}={base.name}: trained first, and kept; its output: {folder / 'output.txt'}")
