@@ -111,12 +111,15 @@ def base_of(found: WeightFiles, config: Config) -> WeightFiles | None:
 
 def base_dtype(config: Config, found: WeightFiles | None = None) -> torch.dtype:
     """Return the widest stored type of the weights that a run, or adapters `found`, started from."""
-    named = config.model_options.get("dir") or config.weights.initial_weights
-    folders = (config.weights.weights_dir, config.data_dir or "")
-    try:
-        found = found or find_weights(str(named), root=plugin_folders.ROOT, folders=folders)
-    except ConfigError:  # it started from random ones
-        return torch.float32
+    directory = config.model_options.get("dir")
+    if found is None:
+        named, root = directory or config.weights.initial_weights, plugin_folders.ROOT
+        is_bare = directory and not any((root / Path(str(directory)).expanduser()).glob("*.safetensors"))
+        if not named or is_bare:  # it started from random ones
+            return torch.float32
+        found = find_weights(
+            str(named), root=root, folders=(config.weights.weights_dir, config.data_dir or "")
+        )
     given = read_weights(found)
     if any(map(is_adapter, own_names(given))):
         below = base_of(found, config)
