@@ -192,6 +192,7 @@ check: ready-dev
 	$(RUN_PY) -m mypy
 new-model new-task new-data: ready
 	$(RUN_PY) -m scripts.scaffold $(@:new-%=%) $(or $(call given,NAME),'') $(call given,TASK)
+	$(keep_external)
 
 # Housekeeping
 clean: always
@@ -203,8 +204,7 @@ mrproper: idle clean
 	$(quiet)rm -f $(call quote,$(KCONFIG_CONFIG)) $(call quote,$(KCONFIG_CONFIG).old) $(call quote,$(or $(O),.)/.external)
 	$(quiet)rm -rf $(call quote,$(KCONFIG_OUTPUT)/include/config)
 	$(quiet)if [ -e $(call quote,$(VENV)/.created) ] || [ -e $(call quote,$(VENV)/.creating) ]; then rm -rf $(call quote,$(VENV)); fi
-distclean: mrproper
-	$(quiet)rm -rf $(if $(O),$(call quote,$(O)/runs),runs build)
+distclean: mrproper; $(quiet)rm -rf $(if $(O),$(call quote,$(O)/runs),runs build)
 data-clean: idle; $(quiet)rm -rf data
 printvars: always
 	@PYTHON=$(call quote,$(PYTHON)) VENV=$(call quote,$(VENV)) awk -v mode=printvars -f scripts/targets.awk scripts/targets
@@ -234,12 +234,12 @@ SAME := $(if $(filter command,$(origin PYTHON)),--same-python)
 ifeq ($(VENV),)
 ready: always
 	$(BOOTSTRAP) requirements.txt
-	$(keep_external)
+	$(if $(filter new-%,$(GOALS)),,$(keep_external))
 ready-dev: ready
 	$(BOOTSTRAP) requirements-dev.txt
 else
 ready: always $(VENV)/.stamp
-	$(keep_external)
+	$(if $(filter new-%,$(GOALS)),,$(keep_external))
 ready-dev: ready $(VENV)/.stamp-dev
 $(VENV)/.stamp: requirements.lock $(if $(SAME)$(if $(wildcard $(VENV)/bin/python),,gone),always) | always
 	$(BOOTSTRAP) requirements.txt $(SAME)
