@@ -13,6 +13,7 @@ from torch import nn
 from lib.config import Config
 from lib.data import ArrayPart, EvalLoader, ImageSpec, LoaderConfig, TrainLoader, choose_placement
 from lib.data.augment import Kind, augmented_bytes
+from lib.data.sampler import HasLengths
 from lib.data.types import Part
 from lib.devices.backend import configure_numerics, configure_threads
 from lib.devices.base import Backend
@@ -26,6 +27,7 @@ from lib.optim.factory import depths, make_optimizer
 from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
 from train.job import Budget, Job, budget_of, warm_up_of, warm_up_text
+from train.loop import lengths_of
 from train.record import Record
 from train.tasks.base import Carries, Forward, make_task
 from train.training_data import TrainingData, built, image_operations
@@ -74,8 +76,8 @@ def make_job(
     batch = {"train_size": data.dataset.train.size, "effective_batch": plan.effective_batch}
     loader_config = _loader_config(config, plan, data, hardware, backend, record.log, dtype)
     ahead = epochs_ahead(config, plan, data.dataset.train, log=record.log) if whole_run else 0
-    if whole_run and (line := warm_up_text(config, **batch)):
-        record.log(line)
+    if whole_run:
+        _log_course(config, plan, data, record.log)
     return Job(
         config=config,
         plan=plan,
@@ -201,6 +203,17 @@ def _batch_factor(config: Config, plan: Plan) -> float:
     )
 
 
+def _log_course(config: Config, plan: Plan, data: TrainingData, log: Log) -> None:
+    """Log the warmup, and the padding of texts that could be cut."""
+    dataset = data.dataset
+    if line := warm_up_text(config, train_size=dataset.train.size, effective_batch=plan.effective_batch):
+        log(line)
+    if isinstance(dataset.spec, HasLengths):
+        from train.padding import format_padding
+
+        log(format_padding(dataset, plan, seed=config.seed))
+
+
 def _log_rates(config: Config, plan: Plan, model: nn.Module, log: Log) -> None:
     """Log what is frozen, layer decay, and a scaled learning rate with the weight decay of a step."""
     optim = config.optim
@@ -299,6 +312,7 @@ def _loader_config(
         placement="shapes" if simulated() else placement,
         num_workers=config.num_workers or max(1, hardware.cpu_count // plan.world),
         prefetch=config.prefetch or 1,
+        lengths=0 if simulated() else lengths_of(plan),
     )
 
 

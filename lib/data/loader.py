@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
 
 from lib.data.augment import ONE, HasSymmetries, Kind, Operation, apply, apply_symmetry, augment_ahead, draw
-from lib.data.sampler import sample_stream, window_shifts, with_partners
-from lib.data.store import Placement, Request, open_store
+from lib.data.sampler import HasLengths, by_length, cut_lengths, sample_stream, window_shifts, with_partners
+from lib.data.store import Placement, Request, Rows, open_store
 from lib.data.types import ArrayPart, ImageSpec, Indices, Part, Spec
 from lib.errors import ConfigError
 
@@ -66,6 +66,7 @@ class LoaderConfig:
 
     dtype, channels_last: of images and rows of tables in batches; the arithmetic is float32.
     num_workers, prefetch: threads, and micro-batches read ahead (at least one per thread), of a stream.
+    lengths: of how many lengths rows of tokens may be, where the data ask for it; 0: of one, uncut.
     """
 
     device: torch.device
@@ -74,6 +75,7 @@ class LoaderConfig:
     placement: Placement = "stream"
     num_workers: int = 1
     prefetch: int = 1
+    lengths: int = 0
 
 
 def normalisation(spec: ImageSpec) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,6 +127,20 @@ class _Loader:
         )
         self._convert = _converter(loader_config.dtype)
         self._normalise = _normaliser(spec, loader_config) if isinstance(spec, ImageSpec) else self._convert
+        self._lengths: Indices | None = None
+        if loader_config.lengths and isinstance(spec, HasLengths) and spec.bucketed:
+            self._lengths = spec.lengths(part)  # sorted as they are: what rows are cut to depends on the plan
+            self._choices, self._size = loader_config.lengths, spec.input_shape[-1]
+
+    @property
+    def by_length(self) -> bool:
+        """True if samples go by length into batches, whose rows are cut to their longest."""
+        return self._lengths is not None
+
+    def _cut_to(self, longest: Indices) -> list[int]:
+        """Return the lengths to which rows are cut whose longest ones are given."""
+        cut: list[int] = cut_lengths(longest, size=self._size, choices=self._choices).tolist()
+        return cut
 
     def close(self) -> None:
         """Stop background threads; the loader cannot be used afterwards."""
@@ -142,7 +158,7 @@ class _Step(NamedTuple):
 
     step: int
     target: int
-    first: int
+    firsts: tuple[int, ...]
     sizes: tuple[int, ...]
     rows: tuple[int, ...]
 
@@ -196,23 +212,28 @@ class TrainLoader(_Loader):
         sizes: Sequence[int],
         rows: Sequence[int] | None = None,
         first: int = 0,
+        firsts: Sequence[int] | None = None,
     ) -> Iterator[Batch]:
         """Yield the micro-batches of one rank for optimizer step `step`.
 
-        target: samples of the step over all ranks. first: number of this rank's first one among them. sizes:
-        samples of each micro-batch. rows: rows of each, padded with weight 0; by default as many. A stream
-        reads ahead into the next steps, and restarts if another step is requested.
+        target: samples of the step over all ranks. sizes: samples of each micro-batch. first: number of this
+        rank's first one among those of the step. firsts: of the first one of each micro-batch, where they do
+        not follow each other. rows: rows of each, padded with weight 0; by default as many. A stream reads
+        ahead into the next steps, and restarts if another step is requested.
         """
-        assert first >= 0 and first + sum(sizes) <= target, "micro-batches exceed the target"
+        firsts = [*accumulate(sizes[:-1], initial=first)] if firsts is None else firsts
+        assert firsts[0] >= 0 and firsts[-1] + sizes[-1] <= target, "micro-batches exceed the target"
         last = self._epochs_ahead * self.size
         assert not last or (step + 1) * target <= last, "step beyond the epochs augmented in advance"
-        request = _Step(step, target, first, tuple(sizes), tuple(sizes if rows is None else rows))
+        own = sizes if rows is None else rows
+        request = _Step(step, target, tuple(firsts), tuple(sizes), tuple(own))
         if request != self._next:
             self._reader = self._store.read(self._requests(request))
         self._next = None  # until every micro-batch is consumed
-        for size, rows_read in zip(request.sizes, request.rows, strict=True):
+        lengths = self._longest(request)
+        for size, rows_read, length in zip(request.sizes, request.rows, lengths, strict=True):
             began = time.perf_counter()
-            batch = self._finish(*next(self._reader))
+            batch = self._finish(*_cut(next(self._reader), length))
             self.waited_seconds += time.perf_counter() - began
             if request.rows != request.sizes:
                 weights = torch.arange(rows_read, device=batch.inputs.device) < size
@@ -220,15 +241,27 @@ class TrainLoader(_Loader):
             yield batch
         self._next = request._replace(step=step + 1)
 
+    def _longest(self, request: _Step) -> Sequence[int | None]:
+        """Return the length to which the rows of each micro-batch are cut, if any."""
+        if self._lengths is None:
+            return [None] * len(request.sizes)
+        start, options = request.step * request.target, {"seed": self._seed, "size": self.size}
+        _, indices_N = sample_stream(start=start, count=request.target, **options)
+        descending_N = -np.sort(-self._lengths[indices_N])
+        return self._cut_to(descending_N[np.minimum(request.firsts, request.target - 1)])
+
     def _requests(self, first: _Step) -> Iterator[Request]:
         """Yield the requests of step `first` and all later ones."""
         together = max(1, _POSITIONS_AT_ONCE // first.target)
         ends = np.cumsum(first.rows).tolist()
-        places_N = first.first + _padded_places(first.sizes, first.rows)
+        places_N = _padded_places(first.firsts, first.sizes, first.rows)
         for step in count(first.step, together):
             start, positions = step * first.target, together * first.target
             stream = sample_stream(start=start, count=positions, seed=self._seed, size=self.size)
-            epochs_SN, indices_SN = (part.reshape(together, first.target)[:, places_N] for part in stream)
+            epochs_SN, indices_SN = (part.reshape(together, first.target) for part in stream)
+            if self._lengths is not None:  # nothing depends on the epoch of a sample
+                indices_SN = by_length(indices_SN, self._lengths)
+            epochs_SN, indices_SN = (part[:, places_N] for part in (epochs_SN, indices_SN))
             if self._mixes:
                 epochs_SN, indices_SN = with_partners(epochs_SN, indices_SN, seed=self._seed, size=self.size)
             rows_KSN = [self._positions(epochs_SN, indices_SN)]
@@ -268,12 +301,20 @@ class TrainLoader(_Loader):
         return replace(batch, targets=own, mixed=(partners, shares))
 
 
-def _padded_places(sizes: Sequence[int], rows: Sequence[int]) -> Indices:
-    """Return which sample of the rank each row has; padding repeats one."""
-    starts = np.cumsum((0, *sizes))
+def _cut(read: Rows, length: int | None) -> Rows:
+    """Return rows of tokens without what is after `length`."""
+    if length is None:
+        return read
+    inputs, targets, notes = read
+    return inputs[..., :length].contiguous(), targets[..., :length].contiguous(), notes
+
+
+def _padded_places(firsts: Sequence[int], sizes: Sequence[int], rows: Sequence[int]) -> Indices:
+    """Return which sample of the step each row has; padding repeats one."""
+    last = firsts[-1] + sizes[-1] - 1
     places = [
-        (start + np.arange(count).clip(max=max(size - 1, 0))).clip(max=starts[-1] - 1)
-        for start, size, count in zip(starts, sizes, rows, strict=False)
+        (first + np.arange(count).clip(max=max(size - 1, 0))).clip(max=last)
+        for first, size, count in zip(firsts, sizes, rows, strict=True)
     ]
     return np.concatenate(places)
 
@@ -287,12 +328,17 @@ class EvalLoader(_Loader):
         Over all ranks each sample has weight 1 exactly once; padding rows have weight 0.
         """
         assert 0 <= rank < world and batch_size > 0
-        step = world * batch_size
+        step, lengths = world * batch_size, self._lengths
         starts = range(rank * batch_size, -(-self.size // step) * step, step)
         numbers = (np.arange(start, start + batch_size) for start in starts)
+        order = np.arange(self.size)
+        if lengths is not None:
+            (order,) = by_length(order[None], lengths)
         requests = (
-            self._store.place(np.stack((number.clip(max=self.size - 1) * self._stride, number < self.size)))
+            self._store.place(np.stack((order.take(number, mode="clip") * self._stride, number < self.size)))
             for number in numbers
         )
-        for inputs, targets, weights_1N in self._store.read(requests):
+        for start, read in zip(starts, self._store.read(requests), strict=True):
+            longest = [None] if lengths is None else self._cut_to(lengths[order[[min(start, self.size - 1)]]])
+            inputs, targets, weights_1N = _cut(read, longest[0])
             yield Batch(self._normalise(inputs), self._convert(targets), weights_1N[0].to(torch.float32))

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import lru_cache
 from threading import Thread
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +97,32 @@ def with_partners(
     hashes_SN = mix(mix(indices_SN ^ mix(epochs_SN ^ key("partner", seed))))
     partners_SN = ((hashes_SN >> 32) & 0x7FFFFFFF) * size >> 31
     return np.stack((epochs_SN, epochs_SN), axis=1), np.stack((indices_SN, partners_SN), axis=1)
+
+
+@runtime_checkable
+class HasLengths(Protocol):
+    """A spec of rows of tokens, which may be cut where their samples end."""
+
+    bucketed: bool  # they are: each step's samples go by length into micro-batches
+
+    def lengths(self, part: Part) -> Indices:
+        """Return the number of tokens of each row that count (N,), at least 1."""
+
+
+def by_length(indices_SN: Indices, lengths: Indices) -> Indices:
+    """Return the samples of each step (S, N), the longest first.
+
+    Which samples a step has does not change, so neither does what it computes, but for rounding. Sorting all
+    of an epoch would leave less padding, and make steps of short samples alone, whose tokens weigh more.
+    """
+    order_SN = np.argsort(-lengths[indices_SN], axis=1, kind="stable")
+    return np.take_along_axis(indices_SN, order_SN, axis=1)
+
+
+def cut_lengths(lengths: Indices, *, size: int, choices: int) -> Indices:
+    """Return the lengths to which rows of `size` tokens are cut: at most `choices` different ones."""
+    unit = -(-size // choices)
+    return np.minimum(-(-lengths // unit) * unit, size)
 
 
 def window_shifts(epochs_N: Indices, *, seed: int, stride: int) -> Indices:

@@ -54,6 +54,10 @@ def build_causal(
     """
     kind = _class_of(transformers, theirs, folder)
     check_length(theirs, spec.block_size, folder)
+    if getattr(spec, "bucketed", False) and attention_dropout(theirs):
+        what = f"{folder}: CONFIG_CHAT_BUCKETING=y is not for a model with dropout in attention"
+        why = "what it drops would depend on the longest row of a micro-batch"
+        raise ConfigError(what, why=why, todo="set it to n, or attention_dropout to 0 in config.json")
     rows, tokens = theirs.vocab_size, 0
     if files and not simulated():
         tokens = HuggingFaceTokenizer(folder).vocab_size

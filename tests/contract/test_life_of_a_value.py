@@ -76,6 +76,16 @@ OTHERS: dict[str, tuple[str, dict[str, str]]] = {
         "gpt2-sst2",
         {"DATASET_CHAT": "y", "GPT2_DROPOUT": "0.0", "LABEL_SMOOTHING": "0.0", "TOKENIZER_BYTE": "y"},
     ),
+    "conversations by length": (
+        "gpt2-sst2",
+        {
+            "DATASET_CHAT": "y",
+            "CHAT_BUCKETING": "y",
+            "GPT2_DROPOUT": "0.1",
+            "LABEL_SMOOTHING": "0.0",
+            "TOKENIZER_BYTE": "y",
+        },
+    ),
     "packed conversations": (
         "gpt2-sst2",
         {
@@ -149,8 +159,8 @@ def _data_of(config: Config) -> TrainingData:
         data: TrainingData = example.data(config, train=3 * TARGET)
         return data
     if config.task == "chat":
-        packed = bool(config.data_options["packing"])
-        return random_chats(config, train=3 * TARGET, test=37, packed=packed)
+        packed, bucketed = (bool(config.data_options[name]) for name in ("packing", "bucketing"))
+        return random_chats(config, train=3 * TARGET, test=37, packed=packed, bucketed=bucketed)
     if config.task == "tag":
         return random_tags(config, train=3 * TARGET, test=37)
     if config.task in ("multilabel", "regress") and (

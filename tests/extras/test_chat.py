@@ -200,7 +200,7 @@ def dataset_of(folder: Path, tokenizer: str, *lines: object, size: int = 128, **
         (folder / name).write_text("\n".join(map(json.dumps, lines)))
     other = {"validation": "other", "validation_pct": None, "validation_file": "other.jsonl"}
     source = {"source": "file", "backwards": False, "shuffle_answers": False, "file": "chat.jsonl"}
-    values = source | {"too_long": "error", "packing": False} | other | options
+    values = source | {"too_long": "error", "packing": False, "bucketing": False} | other | options
     place = {"data_dir": folder, "root": folder, "block_size": size, "tokenizer_dir": tokenizer}
     return opened("chat", values, tokenizer="huggingface", **place)
 

@@ -15,10 +15,9 @@ from train.training_data import TrainingData, make_training_data
 PAD = VOCAB - 1
 
 
-def chat_spec(*, packed: bool = False) -> ChatSpec:
-    return ChatSpec(
-        name="chats", vocab_size=VOCAB, block_size=BLOCK, unit="byte", pad=PAD, end=PAD, packed=packed
-    )
+def chat_spec(*, packed: bool = False, bucketed: bool = False) -> ChatSpec:
+    kinds = {"packed": packed, "bucketed": bucketed}
+    return ChatSpec(name="chats", vocab_size=VOCAB, block_size=BLOCK, unit="byte", pad=PAD, end=PAD, **kinds)
 
 
 def random_samples(size: int, *, seed: int = 0) -> list[Sample]:
@@ -35,8 +34,10 @@ def random_samples(size: int, *, seed: int = 0) -> list[Sample]:
     return samples
 
 
-def random_chats(config: Config, *, train: int, test: int, packed: bool = False) -> TrainingData:
-    spec = chat_spec(packed=packed)
+def random_chats(
+    config: Config, *, train: int, test: int, packed: bool = False, bucketed: bool = False
+) -> TrainingData:
+    spec = chat_spec(packed=packed, bucketed=bucketed)
 
     def part(size: int, seed: int) -> ArrayPart:
         rows = as_rows(random_samples(4 * size if packed else size, seed=seed), spec)

@@ -39,6 +39,7 @@ from lib.units import aligned, bytes_text, columns, flop_text, range_text
 from train.base_run import base_of
 from train.initial_weights import check_weights, initial_weights
 from train.job import budget_of, warm_up_text
+from train.padding import format_padding
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
 from train.planning.changes import changes, further_changes
 from train.planning.memory_estimate import Launches, MemoryTraces
@@ -140,7 +141,8 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
         return 0
     show(outlook.plan, sys.stdout)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
-    for line in [*_lines(outlook), *resolved.requested(), "", *format_cost(outlook.cost, price)]:
+    padding = [line] if (line := format_padding(data.dataset, outlook.plan, seed=config.seed)) else []
+    for line in [*_lines(outlook), *padding, *resolved.requested(), "", *format_cost(outlook.cost, price)]:
         print(textwrap.fill(line, width, subsequent_indent="  "))
     return 0
 

@@ -119,7 +119,8 @@ def loss_falls(candidate: Candidate) -> tuple[bool, str]:
     (batch,) = job.train_loader.micro_batches(
         step=0, target=job.plan.effective_batch, sizes=job.plan.micro_batches
     )
-    job.train_loader = cast("TrainLoader", SimpleNamespace(micro_batches=lambda **_: [batch]))
+    always = SimpleNamespace(micro_batches=lambda **_: [batch], by_length=False)
+    job.train_loader = cast("TrainLoader", always)
     found = list[float]()
     for loss in _losses(job, FALL_STEPS):
         found.append(loss)

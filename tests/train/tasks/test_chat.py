@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,13 @@ from lib.devices.base import Backend
 from lib.nn import IGNORED
 from lib.nn.model_code import build_model
 from tests.support.chats import PAD, chat_spec, random_chats, random_samples
+from tests.support.fake_backend import FakeBackend
 from tests.support.tokens import BLOCK, VOCAB, small_lm_config
 from tests.support.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan, trained
 from train.generate import Sampling, continue_tokens
-from train.job import evaluate
+from train.job import Progress, evaluate
+from train.loop import accumulate_gradients, firsts_of
+from train.padding import format_padding
 from train.tasks.base import Forward, Sums, Totals, make_task
 from train.tasks.chat import exhibits as chat_exhibits
 from train.tasks.chat import task as chat
@@ -53,6 +57,103 @@ def test_the_micro_batch_changes_no_gradient(packed: bool) -> None:
     for size in (1, 2, 4):
         assert largest_difference(expected, weights(size)) <= EXACT
     assert largest_difference(weights(8, task=MeanOfMeans), weights(1, task=MeanOfMeans)) > 1e-4
+
+
+def gradients(bucketed: bool, *micro_batches: int, world: int = 1, **wrapped: Any) -> dict[str, Tensor]:
+    """Mean over the tokens of the second step, 8 samples, by all ranks; and the tokens that were computed."""
+    config = CONFIG.replace(model_options=dict(CONFIG.model_options) | {"dropout": 0.0 if wrapped else 0.1})
+    data = random_chats(config, train=24, test=5, bucketed=bucketed)
+    plan = small_plan(*micro_batches, world=world, effective_batch=8)
+    totals, count = dict[str, Tensor](), 0
+    for rank in range(world):
+        job = small_job(config, plan, data, backend=FakeBackend(rank=rank, world=world), **wrapped)
+        widths = list[int]()
+        job.model.register_forward_pre_hook(lambda _, inputs, of=widths: of.append(inputs[0].shape[1]))
+        parts = list(accumulate_gradients(job, Progress(step=1)))
+        count += sum(int(part.count) for part in parts)
+        assert bucketed or widths == [BLOCK] * len(parts)
+        for name, weight in job.model.named_parameters():
+            assert weight.grad is not None
+            totals[name] = totals.get(name, 0) + weight.grad
+        totals["widths"] = torch.tensor([*totals.get("widths", torch.empty(0)).tolist(), *widths])
+    scale = 8 * BLOCK / world / count
+    return {name: each if name == "widths" else each * scale for name, each in totals.items()}
+
+
+SPLITS = [((8,), 1), ((4, 4), 1), ((2,) * 4, 1), ((1,) * 8, 1), ((3, 3, 2), 1), ((2, 2), 2), ((2, 1), 3)]
+
+
+@pytest.mark.slow
+def test_bucketing_by_length_changes_the_tokens_that_are_computed_and_no_gradient() -> None:
+    plain, task = gradients(False, 8, task=Wrapped), {"task": Wrapped}
+    dropped = gradients(True, 8)  # masks are those of places in the step, sorted by length
+    for sizes, world in SPLITS:
+        found = gradients(True, *sizes, world=world, **task)
+        widths = found.pop("widths").tolist()
+        expected = {name: each for name, each in plain.items() if name != "widths"}
+        assert largest_difference(expected, found) <= EXACT
+        found = gradients(True, *sizes, world=world)
+        assert found.pop("widths").tolist() == widths
+        expected = {name: each for name, each in dropped.items() if name != "widths"}
+        assert largest_difference(expected, found) <= EXACT
+        if world == 1:
+            assert widths == sorted(widths, reverse=True) and widths[-1] <= widths[0] < BLOCK + 1
+    assert 2 * widths[-1] < BLOCK, "rows of short conversations are cut"
+    means = [gradients(True, *sizes, task=MeanOfMeans) for sizes in ((8,), (1,) * 8)]
+    assert largest_difference(*means, only="weight") > 1e-4
+
+
+@pytest.mark.parametrize("target", [8, 12, 31])
+def test_micro_batches_of_like_lengths_are_dealt_to_the_replicas(target: int) -> None:
+    for world, size in itertools.product((1, 2, 3, 5), (1, 2, 3, 7)):
+        largest = -(-target // world)
+        sizes = [size] * (largest // size) + [largest % size] * bool(largest % size)
+        plan = small_plan(*sizes, world=world, effective_batch=target)
+        firsts = [firsts_of(plan, replica, dealt=True) for replica in range(world)]
+        counts = [plan.micro_batches_of(replica)[1] for replica in range(world)]
+        dealt = [
+            (first, count)
+            for of_all in zip(zip(*firsts, strict=True), zip(*counts, strict=True), strict=True)
+            for first, count in zip(*of_all, strict=True)
+        ]
+        starts = [*itertools.accumulate((count for _, count in dealt), initial=0)]
+        assert [first for first, _ in dealt] == starts[:-1] and starts[-1] == target
+        together = [first for replica in range(world) for first in firsts_of(plan, replica, dealt=False)]
+        assert sorted(together) == together and together[0] == 0
+
+
+def test_the_padding_that_is_told_is_that_of_training() -> None:
+    plan = small_plan(2, 1, world=3, effective_batch=8)
+    told = {}
+    for bucketed in (False, True):
+        data = random_chats(CONFIG, train=24, test=5, bucketed=bucketed)
+        told[bucketed], tokens = format_padding(data.dataset, plan, seed=CONFIG.seed), 0
+        for rank, step in itertools.product(range(3), range(3)):
+            job = small_job(CONFIG, plan, data, backend=FakeBackend(rank=rank, world=3))
+            rows, sizes = plan.micro_batches_of(rank)
+            firsts = firsts_of(plan, rank, dealt=job.train_loader.by_length)
+            options: dict[str, Any] = {"target": 8, "firsts": firsts, "sizes": sizes, "rows": rows}
+            batches = job.train_loader.micro_batches(step=step, **options)
+            tokens += sum(batch.inputs.numel() for batch in batches)
+        counts = chat_spec().lengths(data.dataset.train).sum()
+        assert f"{1 - counts / tokens:.1%} of " in told[bucketed]
+    assert told[False].replace("CONFIG_CHAT_BUCKETING=y would leave ", "") == told[True]
+    packed = random_chats(CONFIG, train=24, test=5, packed=True).dataset
+    assert format_padding(packed, plan, seed=0).endswith(f" of the tokens in rows of {BLOCK}")
+    compiled = dataclasses.replace(plan, compile=True)
+    assert format_padding(data.dataset, compiled, seed=CONFIG.seed) != told[True]
+
+
+def test_an_evaluation_by_length_has_the_same_figures_and_fewer_tokens() -> None:
+    found, tokens = list[dict[str, float]](), list[int]()
+    for bucketed, size in ((False, 4), (True, 4), (True, 1)):
+        data = random_chats(CONFIG, train=8, test=13, bucketed=bucketed)
+        job, seen = small_job(CONFIG, small_plan(size, size), data), list[int]()
+        job.model.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].numel()))
+        found.append(evaluate(job))
+        tokens.append(sum(seen))
+    assert found[1] == pytest.approx(found[0], rel=EXACT) and found[2] == pytest.approx(found[0], rel=EXACT)
+    assert tokens[0] > tokens[1] > tokens[2]
 
 
 @pytest.mark.parametrize("chunked", [False, True])

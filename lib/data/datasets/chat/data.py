@@ -41,6 +41,7 @@ class Options:
     validation_file: str | None
     too_long: Literal["error", "drop", "cut"]
     packing: bool
+    bucketing: bool | None  # None where rows are packed
 
 
 def open_set(options: Options, location: DataLocation) -> Dataset:
@@ -87,6 +88,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         pad=max(template.end, 0),
         end=template.end,
         packed=options.packing,
+        bucketed=bool(options.bucketing),
     )
     rows, both = [as_rows(part, spec) for part in samples], (*samples[0], *samples[1])
     counted, tokens = sum(sum(each.counts) for each in both), sum(len(each.ids) for each in both)

@@ -30,6 +30,8 @@ DEFAULTS = {
     "validation": "other",
     "validation_pct": None,
     "validation_file": "other.jsonl",
+    "packing": False,
+    "bucketing": False,
 }
 SHORT = {"prompt": "Hi", "completion": "Ho"}
 
@@ -43,7 +45,7 @@ def chat_of(folder: Path, *lines: object, size: int = 64, tokenizer: str = "byte
     """`lines` for training, and SHORT for validation."""
     written(folder, *lines)
     written(folder, SHORT, name="other.jsonl")
-    values: Mapping[str, Any] = DEFAULTS | {"too_long": "error", "packing": False} | options
+    values: Mapping[str, Any] = DEFAULTS | {"too_long": "error"} | options
     requested = {"data_dir": folder, "block_size": size, "tokenizer": tokenizer}
     return opened("chat", values, **requested)
 
