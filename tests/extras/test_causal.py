@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.data import TokenPart
+from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.types import Dataset, InputDtype, TextSpec
 from lib.errors import ConfigError
 from lib.memory import estimate
@@ -250,6 +251,16 @@ def test_any_data_in_tokens_fit(tmp_path: Path) -> None:
         planned = made(folder, spec)
     rows: list[Any] = [((ROWS, *spec.input_shape), torch.int64), ((ROWS, T), torch.int64)]
     assert estimate(planned, rows, precision="bf16", loss=None).peak_bytes > 0
+
+
+def test_rows_are_not_cut_where_attention_has_dropout(tmp_path: Path) -> None:
+    kinds = {"name": "chats", "vocab_size": 320, "block_size": T, "unit": "token", "pad": 0, "end": 2}
+    by_length = ChatSpec(**kinds, bucketed=True)
+    assert made(folder_of("llama", tmp_path), by_length)
+    folder = folder_of("llama", tmp_path / "drops", attention_dropout=0.1)
+    assert made(folder, ChatSpec(**kinds))
+    with pytest.raises(ConfigError, match="CHAT_BUCKETING=y is not for a model with dropout in attention"):
+        made(folder, by_length)
 
 
 @pytest.mark.parametrize("change", ["scale", "mask", "library"])
