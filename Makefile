@@ -154,8 +154,8 @@ sweep: ready
 		$(call options,jobs=JOBS out=OUT confirm=CONFIRM first-seed=FIRST_SEED) $(call given,SWEEP)
 ab: ready
 	$(RUN_PY) -m scripts.ab --runs $(call quote,$(RUN_FOLDER)) $(call options,a=A b=B seeds=SEEDS first-seed=FIRST_SEED metric=METRIC jobs=JOBS out=OUT)
-sweep-yaml: configured ready
-	$(RUN_PY) -m scripts.sweep --yaml $(call options,out=OUT)
+sweep-yaml: configured ready; $(RUN_PY) -m scripts.sweep --yaml $(call options,out=OUT)
+fetch: ready; $(RUN_PY) -m scripts.fetch $(call options,repo=REPO revision=REVISION directory=DIRECTORY)
 
 # train-NAME uses a directory of its own, unless O= or KCONFIG_CONFIG= names another one.
 named_out = $(or $(O),build/$*)
@@ -176,8 +176,7 @@ test-coverage: ready-dev
 	$(RUN_PY) -m coverage run -m pytest -n 2 --dist worksteal
 	$(RUN_PY) -m coverage combine --quiet
 	$(RUN_PY) -m coverage report
-test-light: ready
-	$(RUN_PY) -m scripts.light_matrix
+test-light: ready; $(RUN_PY) -m scripts.light_matrix
 test-deletion test-faults: ready-dev
 	$(RUN_PY) -m scripts.$(@:test-%=%) $(call given,PLUGIN)
 test-pages: ready-dev

@@ -15,6 +15,7 @@ from lib.nn.weights import read_safetensors
 from lib.plugin_folders import ROOT
 
 HOST = torch.device("cpu")  # where weights are read
+SOURCE = "source.json"  # beside weights that make fetch has downloaded: repository, commit, licence
 # What makes a directory of weights usable, and what their licence asks for.
 _VOCABULARY = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _BESIDE = (*_VOCABULARY, "chat_template*", "LICENSE*", "NOTICE*")

@@ -1,0 +1,122 @@
+"""Download a model from the Hugging Face hub: make fetch REPO=owner/name REVISION=main DIRECTORY=models_of/name.
+
+No other command uses the network for weights. What will be downloaded is shown first: the commit that REVISION= is
+now, bytes, free disk and licence. Code and pickled weights are left out. source.json, beside the files, tells runs
+and model cards where they come from. HF_ENDPOINT and HF_TOKEN are those of the package huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from lib import atomic
+from lib.errors import ConfigError, ToolkitError, os_errors, run_main
+from lib.nn.model_directory import SOURCE
+from lib.nn.packages import import_extra
+from lib.units import aligned, bytes_text
+
+WANTED = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "README.md",
+)
+
+
+def main() -> int:
+    """Download what the command line names. Raises ConfigError, ToolkitError."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repo", default="", help="owner/name on the hub")
+    parser.add_argument("--revision", default="main", help="branch, tag or commit")
+    parser.add_argument("--directory", default="", help="new folder for the files")
+    options = parser.parse_args()
+    if options.repo.count("/") != 1 or not all(options.repo.split("/")):
+        raise ConfigError(f"REPO={options.repo} is no repository", todo="give REPO=owner/name")
+    if not options.directory:
+        raise ConfigError("DIRECTORY= is not given", todo="name a new folder for the files")
+    if (folder := Path(options.directory).expanduser()).exists():
+        raise ConfigError(f"DIRECTORY={folder} exists", todo="name a new folder")
+    fetch(options.repo, options.revision, folder)
+    return 0
+
+
+def fetch(repository: str, revision: str, folder: Path) -> None:
+    """Download `repository` as it is at `revision` to the new `folder`, and check the hashes of large files."""
+    hub, errors = import_extra("huggingface_hub"), import_extra("huggingface_hub.errors")
+    # Base classes are those of the HTTP client, whose package differs by version, and OSError.
+    failures = (*errors.HfHubHTTPError.__bases__, errors.HFValidationError)
+    try:
+        found = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
+    except failures as error:
+        raise _failed(repository, error) from error
+    files = {each.rfilename: each for each in found.siblings if _is_wanted(each.rfilename)}
+    if not any(name.endswith(".safetensors") for name in files):
+        raise ConfigError(
+            f"{repository} has no weights in safetensors", todo="convert them, or choose another"
+        )
+    size_bytes, free_bytes = sum(each.size or 0 for each in files.values()), _free_bytes(folder)
+    licence = getattr(found.card_data, "license", None) or "unknown"
+    rows = {
+        "repository": repository,
+        "revision": f"{revision}, now commit {found.sha}",
+        "files": f"{len(files)} of {len(found.siblings)}, {bytes_text(size_bytes)}",
+        "free disk": bytes_text(free_bytes),
+        "licence": licence,
+    }
+    print("\n".join(aligned([*zip(*rows.items(), strict=True)])), flush=True)
+    if size_bytes > free_bytes:
+        raise ConfigError(
+            f"{repository} does not fit on the disk of {folder}", todo="name another DIRECTORY="
+        )
+    partial = folder.with_name(f"{folder.name}.partial")  # a further try goes on where this one ends
+    try:
+        hub.snapshot_download(repository, revision=found.sha, local_dir=partial, allow_patterns=[*files])
+    except failures as error:
+        raise _failed(repository, error) from error
+    hashes = {name: each.lfs.sha256 for name, each in files.items() if each.lfs}
+    with os_errors("keep the files"):
+        for name, expected in hashes.items():
+            with (partial / name).open("rb") as opened:
+                if hashlib.file_digest(opened, "sha256").hexdigest() != expected:
+                    raise ToolkitError(
+                        f"{partial / name} is not what the hub has", todo="remove it and try again"
+                    )
+        facts = {"repository": repository, "commit": found.sha, "license": licence, "sha256": hashes}
+        atomic.write_text(partial / SOURCE, json.dumps(facts, indent=2) + "\n")
+        shutil.rmtree(partial / ".cache", ignore_errors=True)
+        partial.rename(folder)
+    print(f"{folder}: done. CONFIG_INITIAL_WEIGHTS or CONFIG_HUGGINGFACE_DIR takes it")
+
+
+def _is_wanted(name: str) -> bool:
+    return "/" not in name and any(fnmatch(name, pattern) for pattern in WANTED)
+
+
+def _free_bytes(folder: Path) -> int:
+    there = next(each for each in folder.absolute().parents if each.exists())
+    return shutil.disk_usage(there).free
+
+
+def _failed(repository: str, error: Any) -> ToolkitError:
+    why = " ".join(str(error).split())[:300]
+    return ToolkitError(
+        f"{repository} cannot be downloaded", why=why, todo="check REPO= and REVISION=, or HF_TOKEN"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
