@@ -1,8 +1,8 @@
-"""Download a model from the Hugging Face hub: make fetch REPO=owner/name REVISION=main DIRECTORY=models_of/name.
+"""Download a model from the Hugging Face hub: make fetch REPO=owner/name REVISION=main DIRECTORY=folder.
 
-No other command uses the network for weights. What will be downloaded is shown first: the commit that REVISION= is
-now, bytes, free disk and licence. Code and pickled weights are left out. source.json, beside the files, tells runs
-and model cards where they come from. HF_ENDPOINT and HF_TOKEN are those of the package huggingface_hub.
+No other command uses the network for weights. What will be downloaded is shown first: the commit that REVISION=
+is now, bytes, free disk and licence. Code and pickled weights are left out. source.json, beside the files, says
+where they come from. HF_ENDPOINT and HF_TOKEN are those of the package huggingface_hub.
 """
 
 from __future__ import annotations
