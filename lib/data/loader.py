@@ -234,14 +234,17 @@ class TrainLoader(_Loader):
         self._next = None  # until every micro-batch is consumed
         for size, rows_read in zip(request.sizes, request.rows, strict=True):
             began = time.perf_counter()
-            read = next(self._reader)
-            batch = self._finish(*(_cut(read, self._cuts.popleft()) if self.by_length else read))
+            batch = self._finish(*self._read())  # what is read is not kept while a batch is used
             self.waited_seconds += time.perf_counter() - began
             if request.rows != request.sizes:
                 weights = torch.arange(rows_read, device=batch.inputs.device) < size
                 batch = replace(batch, weights=weights.to(torch.float32))
             yield batch
         self._next = request._replace(step=step + 1)
+
+    def _read(self) -> Rows:
+        read = next(self._reader)
+        return _cut(read, self._cuts.popleft()) if self.by_length else read
 
     def _requests(self, first: _Step, cuts: deque[int]) -> Iterator[Request]:
         """Yield the requests of step `first` and all later ones; add to `cuts` the length of each's rows."""
