@@ -154,8 +154,8 @@ def row_text(columns: Sequence[Column], row_F: npt.NDArray[np.float32]) -> str:
     texts, place = [], 0
     for column in columns:
         own = row_F[place : place + (len(column.values) or 1)]
-        number, unit = float(own[0]) * column.std + column.mean, 1e-6 * column.std
-        value = f"{round(number / unit) * unit:.6g}"  # what is less is rounding of float32
+        number = float(own[0]) * column.std + column.mean
+        value = f"{0 if abs(number) < 1e-6 * column.std else number:.6g}"  # less is rounding of float32
         if column.values:
             value = column.values[int(own.argmax())] if own.any() else "?"
         texts.append(f"{column.name} {value}")
