@@ -62,7 +62,8 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
 
     def _facts(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Return all that the results of `func` depend on, () where that is not known."""
-        key, where = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()], _depends_on_place(func)
+        key = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        where = _depends_on_place(func)
         known = self._describe(key, args, where) and self._describe(key, tuple(kwargs.items()), where)
         return tuple(key) if known else ()
 
@@ -108,7 +109,8 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         taken, everything = {each.untyped_storage()._cdata for each in given}, (*args, *kwargs.values())
         where = _depends_on_place(func)
-        outputs = [self._output(everything, each, taken, where) for each in (result if container else [result])]
+        made = result if container else [result]
+        outputs = [self._output(everything, each, taken, where) for each in made]
         return None if None in outputs else (container, outputs)  # type: ignore[return-value]
 
     def _output(self, args: Any, made: Any, taken: set[int], where: bool) -> _Again | None:
@@ -147,7 +149,7 @@ def _fake(shape: Any, offset: Any, viewed: int | None, options: Any, mode: Quick
 
 @cache
 def _depends_on_place(func: Any) -> bool:
-    """Return True if results of `func` may lie in the storage of an argument, so that its place there counts."""
+    """Return True if results of `func` may lie in the storage of an argument, whose place then counts."""
     return func.is_view or func is torch.ops.aten._unsafe_view.default
 
 

@@ -146,8 +146,7 @@ class MemoryTraces:
             trace = found.trace
             cached = key, step.device, tuple(sorted(factors.items())), gaps
             if cached not in self._parts:
-                shared = with_gaps(trace, step.device, factors) if gaps else trace.at_peak(factors)
-                self._parts[cached] = shared
+                self._parts[cached] = with_gaps(trace, step.device, factors, gaps=gaps)
             parts = dict(self._parts[cached])
             if pipeline and step.layout is not None and facts.stages is not None:
                 from lib.plan.stages import buffer_bytes
@@ -355,11 +354,11 @@ class _MicroBatches:
 
 
 def with_gaps(
-    trace: Trace, device: Kind, shares: Mapping[str, float] = MappingProxyType({})
+    trace: Trace, device: Kind, shares: Mapping[str, float] = MappingProxyType({}), *, gaps: bool = True
 ) -> dict[str, int]:
-    """Return bytes by category at the peak, and what the allocator loses to fragmentation."""
+    """Return bytes by category at the peak, and with `gaps` what the allocator loses between them."""
     parts = trace.at_peak(shares)
-    if device in OWN_MEMORY:
+    if gaps and device in OWN_MEMORY:
         from lib.memory.allocator import least_capacity
 
         expandable = device == "cuda" and expandable_segments()
