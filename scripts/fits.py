@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from torch import nn
 from lib import atomic
 from lib.devices.host import allocator_text, expandable_segments
 from lib.distributed.fsdp import weight_units
-from lib.errors import ConfigError, run_main
-from lib.memory.any_module import Report, reports
+from lib.errors import ConfigError, meant, run_main
+from lib.memory.any_module import AnyPrecision, Report, reports
 from lib.memory.simulation import simulation
 from lib.memory.twin import RealConstants
 from lib.nn.four_bit import pack
@@ -43,6 +44,7 @@ SHORTEST = 128  # tokens, below which no sequence is offered
 SHOWN = 0.01  # share of the need from which a part is shown
 IN_8_BITS = (1 + 4 / 256) / 4  # share of Adam's fp32 state in 8 bits with a scale per 256 values
 HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
+_PHASES = ("forward pass", "backward pass", "optimizer step")  # of Report.phases
 WORDS, NUMBERS = ("model", "gpu", "precision", "checkpoint", "price", "out"), ("seq", "lora", "target")
 
 
@@ -82,9 +84,11 @@ class Request:
         """Return the shapes of one sample, with labels where the model takes them."""
         source, _, name = self.model.partition(":")
         if source == "timm":
-            if not import_extra("timm").is_model(name):
-                raise ConfigError(f"MODEL={self.model} is no model of the installed timm")
-            return (1, *import_extra("timm").get_pretrained_cfg(name).input_size)
+            timm: Any = import_extra("timm")
+            if not timm.is_model(name):
+                todo = meant(name, timm.list_models(), listed="timm.list_models() has them all")
+                raise ConfigError(f"MODEL={self.model} is no model of the installed timm", todo=todo)
+            return (1, *timm.get_pretrained_cfg(name).input_size)
         make = _of_transformers(name)
         given, takes, kind = make.args[0], make.func.main_input_name, make.func.__name__  # type: ignore[attr-defined]
         text = (1, self.seq or min(2048, getattr(given, "max_position_embeddings", 2048)))
@@ -114,7 +118,11 @@ def main() -> int:
     if options.checkpoint not in ("", "y", "n"):
         raise ConfigError(f"CHECKPOINT={options.checkpoint} is neither y nor n")
     given = {name: getattr(options, name) for name in ("model", "seq", "lora")}
-    request = Request(**given, precision=options.precision or "bf16", checkpoint=options.checkpoint == "y")
+    precision = options.precision or "bf16"
+    if precision not in get_args(AnyPrecision):
+        todo = meant(precision, get_args(AnyPrecision))
+        raise ConfigError(f"PRECISION={precision} is not predicted for", todo=todo)
+    request = Request(**given, precision=precision, checkpoint=options.checkpoint == "y")
     price_of(options.price, None)  # before what takes long
     machines = [(name, parse_gpu(name)) for name in machine_names(options.gpu)]
     machines = [(name, each) for name, each in machines if each.kind != "tpu" and len(each.devices) == 1]
@@ -272,10 +280,11 @@ def drawn(report: Report, title: str) -> bytes:
 
     def draw(axes: Any) -> None:
         axes.stackplot(range(sizes.shape[1]), sizes, labels=names)
-        for name, mark in zip(report.phases, report.marks, strict=False):
-            axes.axvline(mark - first, color="black", linewidth=0.8)
-            axes.text(mark - first, axes.get_ylim()[1], f" {name}", va="top")
-        axes.set(xlabel="allocations and releases of a step", ylabel="GB of tensors")
+        edges = [mark - first for mark in report.marks]
+        for edge in edges[1:-1]:
+            axes.axvline(edge, color="black", linewidth=0.8)
+        axes.set_xticks([sum(ends) / 2 for ends in pairwise(edges)], _PHASES)
+        axes.set(xlabel="phase of a step, as wide as it has allocations and releases", ylabel="GB of tensors")
 
     return draw_page([draw], rows=1, inches=(9, 5), fontsize=9, title=f"{title}, batch {report.batch}")
 

@@ -113,6 +113,8 @@ def _with_configuration(options: argparse.Namespace, requested: kconf.Resolved, 
     """Run a command on .config."""
     with importing():
         if options.command == "plan":
+            import torch._dynamo  # noqa: F401 - the first trace would, while garbage is collected
+
             from train.planning.command import plan
         elif options.command == "probe":
             from train.planning.autotune import probe_command

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -60,6 +61,7 @@ def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timm = SimpleNamespace(
         is_model=lambda name: name == "images",
         create_model=lambda _: Images(),
+        list_models=lambda: ["images"],
         get_pretrained_cfg=lambda _: SimpleNamespace(input_size=(3, 32, 32)),
     )
 
@@ -109,6 +111,21 @@ def test_a_table_for_one_gpu_and_a_picture(
     assert seconds[2:] == pytest.approx(seconds[:2], rel=0.01), "1000 steps at 3.6 an hour"
     assert foot.startswith("Allocator: PYTORCH_ALLOC_CONF=expandable_segments:True")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_names_the_phases_of_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lib.scaling import pictures
+
+    axes = mock.Mock()
+    monkeypatch.setattr(pictures, "draw_page", lambda draws, **_: (draws[0](axes), b"")[1])
+    assert run(monkeypatch, model="timm:images", gpu="rtx3090", target="8", out=str(tmp_path / "a.png")) == 0
+    middles, names = axes.set_xticks.call_args.args
+    begin, end = (call.args[0] for call in axes.axvline.call_args_list)
+    assert names == ("forward pass", "backward pass", "optimizer step")
+    assert (
+        0 < middles[0] < begin < middles[1] < end < middles[2]
+        and "phase" in axes.set.call_args.kwargs["xlabel"]
+    )
 
 
 def test_a_language_model_of_a_configuration(
@@ -188,7 +205,10 @@ def test_all_gpus_are_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     [
         ({"gpu": "rtx3090"}, "MODEL= GPU=rtx3090 is not a model and a GPU; write MODEL=timm:NAME"),
         ({"model": "timm:images"}, "and GPU=rtx3090 or GPU=all"),
-        ({"model": "timm:other", "gpu": "rtx3090"}, "MODEL=timm:other is no model of the installed timm"),
+        (
+            {"model": "timm:image", "gpu": "rtx3090"},
+            "MODEL=timm:image is no model of the installed timm; did you mean images",
+        ),
         ({"model": "hf:none", "gpu": "rtx3090"}, "MODEL=hf:none is no folder and no file"),
         ({"model": "hf:damaged.json", "gpu": "rtx3090"}, r"names no model: no model_type$"),
         ({"model": "timm:images", "gpu": "rtx3090x2"}, "GPU=rtx3090x2 is not one GPU"),
@@ -198,7 +218,10 @@ def test_all_gpus_are_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             {"model": "timm:images", "gpu": "rtx3090", "checkpoint": "y"},
             "cannot be traced so: .*checkpointing",
         ),
-        ({"model": "timm:images", "gpu": "rtx3090", "precision": "q"}, "precision='q' is not predicted for"),
+        (
+            {"model": "timm:images", "gpu": "rtx3090", "precision": "bf61"},
+            "PRECISION=bf61 is not predicted for; did you mean bf16",
+        ),
         (
             {"model": "timm:images", "gpu": "rtx3090", "lora": "4"},
             "Images has no linear layer for an adapter beside its head 3; set CONFIG_ADAPT_FULL=y",

@@ -195,9 +195,18 @@ def test_gaps_are_those_of_the_allocator_as_it_will_be_set(
 def test_cuda_and_rocm_share_traces_and_not_gaps() -> None:
     config = small_config(optimizer="adamw", data_placement="stream")
     traces, kinds = MemoryTraces(config, data_of(config)), ("rocm", "cuda")
-    with mock.patch.object(memory_estimate, "with_gaps", side_effect=lambda _, device, __: {device: 1}):
+    own = mock.Mock(side_effect=lambda _, device, *__, **___: {device: 1})
+    with mock.patch.object(memory_estimate, "with_gaps", own):
         found = [traces.predictor(CPU)(dataclasses.replace(TRIAL, device=kind)) for kind in kinds]
     assert [next(iter(parts)) for parts in found] == ["rocm", "cuda"]
+
+
+def test_gaps_are_left_out_where_nobody_asks_for_them() -> None:
+    config = small_config(optimizer="adamw", data_placement="stream")
+    traces = MemoryTraces(config, data_of(config))
+    trial = dataclasses.replace(TRIAL, device="cuda")
+    without, full = (traces.predictor(CPU, gaps=each)(trial) for each in (False, True))
+    assert GAPS in full and without == {name: size for name, size in full.items() if name != GAPS}
 
 
 def test_a_line_that_misses_a_trace_is_not_believed() -> None:
