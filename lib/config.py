@@ -37,6 +37,7 @@ class OptimOptions:
     adam_beta1: float | None
     adam_beta2: float | None
     adam_eps: float | None
+    adam_8bit: bool
     grad_clip: float
     ema: bool
     ema_decay: float | None

@@ -34,6 +34,7 @@ def make_optimizer(
     adam_beta1: float | None,
     adam_beta2: float | None,
     adam_eps: float | None,
+    adam_8bit: bool = False,
     layer_decay: float = 1.0,
     muon_learning_rate: float | None = None,
     sign_learning_rate: float | None = None,
@@ -48,8 +49,9 @@ def make_optimizer(
     A `layer_decay` below 1 splits each by depth. Rates are stored as "lr" and, for schedules, "peak_lr". What
     the rule does not use is None. A model that is Constrained is projected into its bounds after every step.
 
-    product_dtype: of Muon's matrix products; None: that of the weights. shard_state: each rank keeps the
-    state of some weights, updates them and sends them to the others. Raises ConfigError for Muon and a model
+    adam_8bit: of Adam and AdamW, the state is in 8 bits. product_dtype: of Muon's matrix products; None: that
+    of the weights. shard_state: each rank keeps the state of some weights, updates them and sends them to the
+    others. Raises ConfigError for Muon and a model
     that does not name its hidden matrices.
     """
     split = functools.partial(_split_by_depth, model=model, rate=learning_rate, decay=layer_decay)
@@ -67,6 +69,12 @@ def make_optimizer(
         rule, options = torch.optim.SGD, {"momentum": momentum, "nesterov": nesterov}
     assert None not in options.values() and None not in options.get("betas", ())
     options |= {"lr": learning_rate, "fused": _can_fuse(groups, rule)}
+    if adam_8bit:
+        from lib.optim.adam_8bit import Adam8bit
+
+        assert name in ("adam", "adamw") and not shard_state
+        del options["fused"]
+        return _prepared(Adam8bit(groups, decoupled=name == "adamw", **options), model)
     optimizer = shard_optimizer_state(groups, rule, options) if shard_state else rule(groups, **options)
     if name == "sgd" and momentum:
         _start_at_rest(local_shard(optimizer))

@@ -178,6 +178,11 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     pipeline = context.layout.strategy == "pipeline"
     yield config.optimizer == "muon" and not pipeline, "Muon works on whole matrices", other
     yield config.optimizer == "adam_atan2" and not pipeline, "Adam-atan2 works on whole parameters", other
+    yield (
+        config.optim.adam_8bit and not pipeline,
+        "8-bit state is not sharded",
+        "CONFIG_ADAM_8BIT=n",
+    )
     if context.layout.strategy == "zero1":
         return
     no_chain, blocks = pipeline and facts.stages is None, len(facts.units or ()) - 1
@@ -193,8 +198,7 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield filters, "filters in channels-last order cannot be sharded", "CONFIG_CHANNELS_LAST=n"
     whole = facts.has_batchnorm and not config.norm_batch
     yield whole, "plain batch normalisation needs whole replicas", norm_batch_remedy(config)
-    why = "a weight without dimensions cannot be sharded"
-    yield () in shapes, why, "a model whose weights have some"
+    yield () in shapes, "a weight without dimensions cannot be sharded", "a model whose weights have some"
     compiles = config.compile == "manual" and config.compile_model
     yield compiles, "compiled models are not sharded", "CONFIG_COMPILE_MODEL=n"
 
