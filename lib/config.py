@@ -37,7 +37,6 @@ class OptimOptions:
     adam_beta1: float | None
     adam_beta2: float | None
     adam_eps: float | None
-    adam_8bit: bool
     grad_clip: float
     ema: bool
     ema_decay: float | None
@@ -218,6 +217,7 @@ class Config:
 
     # Optimizer and loss
     optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]
+    adam_8bit: bool
     label_smoothing: float
     class_weights: str  # "", "balanced" or numbers
     optim: OptimOptions

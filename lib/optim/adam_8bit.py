@@ -109,7 +109,8 @@ class Adam8bit(torch.optim.Optimizer):
             return stored_N.clone()
         found_N = self._book(name, stored_N.device)[stored_N.int()].to(scales_K.dtype)
         padded_KB = F.pad(found_N, (0, -len(found_N) % BLOCK)).view(-1, BLOCK)
-        return (padded_KB * scales_K[_blocks(part), None]).view(-1)[: len(found_N)]
+        scaled_KB: Tensor = padded_KB * scales_K[_blocks(part), None]
+        return scaled_KB.view(-1)[: len(found_N)]
 
     def _write(self, state: dict[str, Any], name: str, part: slice, values_N: Tensor) -> None:
         """Store values: as the nearest ones of the code, but those above 0 as no root of 0."""

@@ -176,13 +176,9 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield facts.units is None, "the shapes of the weights are not known", "plan with the model itself"
     other = "another optimizer (not the same mathematics)"
     pipeline = context.layout.strategy == "pipeline"
-    yield config.optimizer == "muon" and not pipeline, "Muon works on whole matrices", other
-    yield config.optimizer == "adam_atan2" and not pipeline, "Adam-atan2 works on whole parameters", other
-    yield (
-        config.optim.adam_8bit and not pipeline,
-        "8-bit state is not sharded",
-        "CONFIG_ADAM_8BIT=n",
-    )
+    of_whole = {"muon": "Muon works on whole matrices", "adam_atan2": "Adam-atan2 works on whole parameters"}
+    yield not pipeline and config.optimizer in of_whole, of_whole.get(config.optimizer, ""), other
+    yield config.adam_8bit and not pipeline, "its state is in 8 bits", "CONFIG_ADAM_8BIT=n"
     if context.layout.strategy == "zero1":
         return
     no_chain, blocks = pipeline and facts.stages is None, len(facts.units or ()) - 1
