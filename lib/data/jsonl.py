@@ -47,16 +47,20 @@ def named(file: Path) -> str:
         return f"{file}, SHA-256 {hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}"
 
 
-def read_objects(file: Path, parse: Callable[[str, dict[str, Any]], T]) -> list[T]:
+def read_objects(
+    file: Path, parse: Callable[[str, dict[str, Any]], T], *, content: bytes | None = None
+) -> list[T]:
     """Return what `parse` makes of the place (file:line) and the object of every line that is not blank.
 
-    Raises ConfigError for a missing file, and with all lines that are no JSON object in UTF-8, have a key
-    twice, or for which `parse` raises one.
+    content: that of `file`, where it is no file. Raises ConfigError for a missing file, and with all lines
+    that are no JSON object in UTF-8, have a key twice, or for which `parse` raises one.
     """
-    if not file.is_file():
-        raise ConfigError(f"{file} is not there", todo="name a file of JSON objects, one on each line")
-    with os_errors("read"):
-        lines = file.read_bytes().split(b"\n")
+    if content is None:
+        if not file.is_file():
+            raise ConfigError(f"{file} is not there", todo="name a file of JSON objects, one on each line")
+        with os_errors("read"):
+            content = file.read_bytes()
+    lines = content.split(b"\n")
     parsed, faults = list[T](), list[str]()
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -50,9 +50,8 @@ class PlainTemplate:
         """Return head and body of a message."""
         return f"{message['role']}:", f" {message['content']}" + "\n" * (message["role"] != ANSWERS)
 
-    def prompt(self, text: str) -> list[int]:
-        """Return the tokens of a user's text that an answer is to follow."""
-        question = Conversation("PROMPT", [{"role": "user", "content": text}])
+    def prompt(self, question: Conversation) -> list[int]:
+        """Return the tokens of messages that an answer is to follow."""
         return self.sample(question).ids + self._encode(f"{ANSWERS}:")
 
     def sample(self, conversation: Conversation) -> Sample:
@@ -94,9 +93,8 @@ class ChatTemplate:
         """Token after an answer: the last special one in the samples, which need not be that of texts."""
         return self._usual_end if self._end < 0 else self._end
 
-    def prompt(self, text: str) -> list[int]:
-        """Return the tokens of a user's text that an answer is to follow. Raises as `sample`."""
-        question = Conversation("PROMPT", [{"role": "user", "content": text}])
+    def prompt(self, question: Conversation) -> list[int]:
+        """Return the tokens of messages that an answer is to follow. Raises as `sample`."""
         text, _ = self._rendered(question, question.messages, add_generation_prompt=True)
         ids: list[int] = self._inner.encode(text, add_special_tokens=False)
         return ids
