@@ -46,7 +46,7 @@ $(if $(word 2,$(VENV)),$(error VENV cannot have a space in its name))
 
 quiet := $(if $(filter 1,$(V)),,@)
 override quote = '$(subst ','\'',$(1))'
-# The folder of EXTERNAL=, or the one that `kconf.py external` has kept; EXTERNAL= forgets it.
+# The folder of EXTERNAL=, or the one that `kconf.py external` has kept; EXTERNAL= forgets it. new-% may make it first.
 export ANNEAL_EXTERNAL := $(if $(filter command,$(origin EXTERNAL)),$(EXTERNAL),$(file <$(or $(O),.)/.external))
 override PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 override GOALS := $(or $(MAKECMDGOALS),all)
@@ -192,6 +192,7 @@ check: ready-dev
 	$(RUN_PY) -m mypy
 new-model new-task new-data: ready
 	$(RUN_PY) -m scripts.scaffold $(@:new-%=%) $(or $(call given,NAME),'') $(call given,TASK)
+	$(keep_external)
 
 # Housekeeping
 clean: always
@@ -203,8 +204,7 @@ mrproper: idle clean
 	$(quiet)rm -f $(call quote,$(KCONFIG_CONFIG)) $(call quote,$(KCONFIG_CONFIG).old) $(call quote,$(or $(O),.)/.external)
 	$(quiet)rm -rf $(call quote,$(KCONFIG_OUTPUT)/include/config)
 	$(quiet)if [ -e $(call quote,$(VENV)/.created) ] || [ -e $(call quote,$(VENV)/.creating) ]; then rm -rf $(call quote,$(VENV)); fi
-distclean: mrproper
-	$(quiet)rm -rf $(if $(O),$(call quote,$(O)/runs),runs build)
+distclean: mrproper; $(quiet)rm -rf $(if $(O),$(call quote,$(O)/runs),runs build)
 data-clean: idle; $(quiet)rm -rf data
 printvars: always
 	@PYTHON=$(call quote,$(PYTHON)) VENV=$(call quote,$(VENV)) awk -v mode=printvars -f scripts/targets.awk scripts/targets
@@ -234,12 +234,12 @@ SAME := $(if $(filter command,$(origin PYTHON)),--same-python)
 ifeq ($(VENV),)
 ready: always
 	$(BOOTSTRAP) requirements.txt
-	$(keep_external)
+	$(if $(filter new-%,$(GOALS)),,$(keep_external))
 ready-dev: ready
 	$(BOOTSTRAP) requirements-dev.txt
 else
 ready: always $(VENV)/.stamp
-	$(keep_external)
+	$(if $(filter new-%,$(GOALS)),,$(keep_external))
 ready-dev: ready $(VENV)/.stamp-dev
 $(VENV)/.stamp: requirements.lock $(if $(SAME)$(if $(wildcard $(VENV)/bin/python),,gone),always) | always
 	$(BOOTSTRAP) requirements.txt $(SAME)

@@ -30,8 +30,9 @@ def value_text(value: object, unknown: str = "-", *, words: Sequence[str] = ("no
 
 
 def counted(count: int, noun: str) -> str:
-    """Format `count` of a noun whose plural ends in s: 1 device, 2 devices."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    """Format `count` of a noun whose plural ends in s: 1 device, 2 devices, 2 processes."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{ending * (count != 1)}"
 
 
 def flop_text(flop: float) -> str:

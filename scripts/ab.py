@@ -25,7 +25,9 @@ def main() -> int:
     options = parser.parse_args()
     if not (options.a and options.b):
         missing = " and ".join(f"{name}=" for name in ("A", "B") if not vars(options)[name.lower()])
-        raise ConfigError(f"there is no {missing}", todo="name both, as in make ab A=lenet5 B=lenet5+bf16")
+        raise ConfigError(
+            f"there is no {missing}", todo="name both, as in make ab A=lenet5+fp32 B=lenet5+bf16"
+        )
     out, first = (options.out or options.runs / "ab").absolute(), options.first_seed or 1
     pairs = make_pairs(options.a, options.b, range(first, first + options.seeds[-1]))
     concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))

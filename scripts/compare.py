@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from itertools import starmap
 from pathlib import Path
@@ -36,7 +37,7 @@ def main() -> int:
     of_one_model = len({run.model for run in runs}) == 1
     names = [run.name for run in runs] if of_one_model else [row.run for row in rows]
     different = differences(runs, names)
-    legends = [legend(name, place, different[0]) for place, name in enumerate(names, start=1)]
+    legends = legends_of(names, different[0])
     head, *cells = zip(*columns(rows), strict=True)
     first = section("Runs", table("Selected runs", head, cells))
     print(as_text([first, *different]))
@@ -85,11 +86,31 @@ def differences(runs: Sequence[RunDir], names: Sequence[str]) -> list[Section]:
     return found
 
 
-def legend(name: str, place: int, options: Section) -> str:
-    """Return the name of a run, and its values of the first options that differ, of column `place`."""
+def legends_of(names: Sequence[str], options: Section) -> list[str]:
+    """Return a legend for each run: its values of the options that differ.
+
+    Where these are too many, or the same for several runs, it begins with what differs in the names.
+    """
     rows = [row for block in options.blocks for row in block["rows"]]
-    given = [f"{row[0].removeprefix('CONFIG_')}={row[place]}" for row in rows[:MOST_OPTIONS]]
-    return " ".join([name, *given, *["..."] * (len(rows) > MOST_OPTIONS)])
+    shown = [
+        [f"{row[0].removeprefix('CONFIG_')}={value}" for value in row[1:]] for row in rows[:MOST_OPTIONS]
+    ]
+    given = [" ".join(each) for each in zip(*shown, strict=True)]
+    if len(rows) <= MOST_OPTIONS and len({*given}) == len(names):
+        return given
+    words = [re.split("[-/]", name) for name in names]
+    if len({*map(len, words)}) == 1:
+        different = [{*column} for column in zip(*words, strict=True)]
+        words = [
+            [word for word, known in zip(each, different, strict=True) if len(known) > 1] for each in words
+        ]
+    # The folder of a run of a sweep has the same identity as its name.
+    short = ["-".join(dict.fromkeys(each)) for each in words]
+    more = " ..." * (len(rows) > MOST_OPTIONS)
+    return [
+        f"{name} {values}{more}".rstrip()
+        for name, values in zip(short, given or [""] * len(short), strict=True)
+    ]
 
 
 def curves(runs: Sequence[RunDir], names: Sequence[str]) -> Section:

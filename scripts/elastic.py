@@ -20,7 +20,7 @@ from lib.plan.latentwire import document_batch, document_facts
 from lib.plan.types import Hardware
 from lib.runs import metrics
 from lib.runs.directory import resolve_run
-from lib.units import GB
+from lib.units import GB, counted
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = (1, 2, 3, 4, 8, 16)
@@ -76,7 +76,7 @@ def _lines(config: Config, hardware: Hardware) -> Iterator[str]:
         return
     name, reasons = found.reasons["strategy"].rpartition(" ")[2], found.reasons
     where = reasons["branch_devices"] if found.branch_devices else "all models on each device"
-    yield f"{count:>3}  {name:<12} {found.strategy} in {found.world} process(es): {where}"
+    yield f"{count:>3}  {name:<12} {found.strategy} in {counted(found.world, 'process')}: {where}"
     sizes = f"{found.effective_batch} samples a step: {reasons['accumulation']}"
     yield f"     {sizes} (as written: {written} at once)"
 
@@ -85,7 +85,8 @@ def demonstrate() -> int:
     """Train on one process and on two. Raises ToolkitError where the results differ."""
     found = {count: _trained(count) for count in (1, 2)}
     for count, (batch, losses) in found.items():
-        print(f"{count} process(es): {batch} samples an optimizer step, last training loss {losses[-1]:.6f}")
+        text = f"{batch} samples an optimizer step, last training loss {losses[-1]:.6f}"
+        print(f"{counted(count, 'process')}: {text}")
     (one_batch, one), (two_batch, two) = found.values()
     apart = max(abs(a - b) / a for a, b in zip(one[:FIRST_STEPS], two[:FIRST_STEPS], strict=True))
     if one_batch != two_batch or len(one) != len(two) or apart > CLOSE:
@@ -104,7 +105,7 @@ def _trained(count: int) -> tuple[int, list[float]]:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise ToolkitError(f"training on {count} process(es) failed", why=last[0])
+            raise ToolkitError(f"training on {counted(count, 'process')} failed", why=last[0])
         run = resolve_run(Path(name) / "runs")
         rows = [row for row in metrics.read(run.metrics) if row["kind"] == "train"]
         return run.read_json("plan")["effective_batch"], [row["loss"] for row in rows]

@@ -3,12 +3,13 @@
 A model is models/x/, defconfigs/x and tests/golden/x.json: a small network that trains and passes every
 test of models. A data set is lib/data/datasets/x/ and defconfigs/x. A task is train/tasks/x/, for a model
 that is made with TASK=x. The files come from scripts/templates/; edit the copies from there.
+With EXTERNAL=DIR they are DIR/models/x, DIR/data/x, DIR/tasks/x and DIR/defconfigs/x; DIR is made if it is
+not there.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import keyword
 import re
@@ -17,9 +18,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import kconfiglib
-
 from lib.errors import ConfigError, meant, os_error, run_main
+from lib.kconf.external import check_place, has_kconfig
+from lib.kconf.tree import display, load_own_tree, load_tree
+from lib.plugin_folders import external, shown
 from lib.plugins import DATASETS, MODELS, TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +44,7 @@ def main() -> int:
     name = arguments.name
     check(arguments.kind, name, task=arguments.task)
     for path in scaffold(arguments.kind, name, task=arguments.task):
-        print(f"wrote {path.relative_to(ROOT)}")
+        print(f"wrote {display(path)}")
     make_model = f"make new-model NAME={name}_net TASK={name}" if arguments.kind == "task" else ""
     print(f"next: {make_model or f'make defconfig-{name} && make train'}")
     return 0
@@ -62,9 +64,11 @@ def check(kind: str, name: str, *, task: str = "") -> None:
         )
     if kind == "model":
         template_of(task)
-    for path in files(kind, name):
+    if (base := external()) is not None:
+        check_place(base, ROOT)
+    for path in (*files(kind, name), *files(kind, name, base)):
         if path.exists():
-            raise ConfigError(f"{path.relative_to(ROOT)} exists", todo="choose another NAME= or remove it")
+            raise ConfigError(f"{shown(path)} exists", todo="choose another NAME= or remove it")
     _check_symbols(kind, name)
 
 
@@ -87,16 +91,20 @@ def template_of(task: str) -> str:
     return template
 
 
-def files(kind: str, name: str) -> tuple[Path, ...]:
-    """Return the paths of a plug-in, its directory first."""
-    home = ROOT / KINDS[kind].package.replace(".", "/") / name
-    defconfig, golden = ROOT / "defconfigs" / name, ROOT / "tests" / "golden" / f"{name}.json"
-    return {"model": (home, defconfig, golden), "data": (home, defconfig), "task": (home,)}[kind]
+def files(kind: str, name: str, base: Path | None = None) -> tuple[Path, ...]:
+    """Return the paths of a plug-in of the tree or of the folder `base` of EXTERNAL=, its directory first.
+
+    The tests of the tree read its golden file; they do not see models of other folders.
+    """
+    package = KINDS[kind].external if base else KINDS[kind].package.replace(".", "/")
+    home, defconfig = (base or ROOT) / package / name, (base or ROOT) / "defconfigs" / name
+    golden = () if base else (ROOT / "tests" / "golden" / f"{name}.json",)
+    return {"model": (home, defconfig, *golden), "data": (home, defconfig), "task": (home,)}[kind]
 
 
 def scaffold(kind: str, name: str, *, task: str = "") -> list[Path]:
     """Write the files of a new plug-in and return them. Raises ToolkitError where they cannot be written."""
-    directory, *others = files(kind, name)
+    directory, *others = files(kind, name, external())
     names = {"name": name, "NAME": name.upper(), "Name": name.title().replace("_", "")}
     names |= {"task": task, "width": str(WIDTH), "selects": ""}
     templates = TEMPLATES / kind
@@ -106,7 +114,7 @@ def scaffold(kind: str, name: str, *, task: str = "") -> list[Path]:
         names["selects"] = f"\tselect {selects}\n" if selects else ""
     written = [directory / name for name in ("__init__.py", "Kconfig", f"{KINDS[kind].file}.py")]
     try:
-        directory.mkdir()
+        directory.mkdir(parents=True)
         written[0].touch()
         for path in written[1:]:
             path.write_text(fill(templates / path.name, names), encoding="utf-8")
@@ -114,8 +122,10 @@ def scaffold(kind: str, name: str, *, task: str = "") -> list[Path]:
             cases = _golden_cases(name, template=templates.name)
             names["parameters"] = f"{cases[0]['parameters']:,}"
             lines = ",\n".join(f"    {json.dumps(case)}" for case in cases)
-            others[1].write_text(f'{{\n  "cases": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
+            for golden in others[1:]:
+                golden.write_text(f'{{\n  "cases": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
         if others:
+            others[0].parent.mkdir(exist_ok=True)
             others[0].write_text(fill(TEMPLATES / kind / "defconfig", names), encoding="utf-8")
     except OSError as error:
         raise os_error(f"write the new {KINDS[kind].noun}", error) from error
@@ -129,12 +139,15 @@ def fill(template: Path, names: dict[str, str]) -> str:
 
 def _check_symbols(kind: str, name: str) -> None:
     """Raise ConfigError where symbols of `name` and of another plug-in could be mixed up."""
-    tree = kconfiglib.Kconfig(str(ROOT / "Kconfig"), warn_to_stderr=False)
+    base = external()
+    ready = base is None or has_kconfig(base)  # a folder that begins with this plug-in cannot be checked yet
+    tree = load_own_tree(ROOT) if ready else load_tree(srctree=ROOT, prefix="CONFIG_")
     choice_member = CHOICE_PREFIX[kind] + name.upper()
     clashes = [f"CONFIG_{symbol}" for symbol in tree.syms if symbol.startswith(f"{name.upper()}_")]
     clashes += [f"CONFIG_{key}" for key in (*tree.syms, *tree.named_choices) if key == choice_member]
-    homes = [path.parent for path in KINDS[kind].folders(ROOT, "Kconfig")]
-    clashes += [f"those of {home.relative_to(ROOT)}" for home in homes if name.startswith(f"{home.name}_")]
+    paths = [*KINDS[kind].folders(ROOT, "Kconfig"), *KINDS[kind].of_external("Kconfig")]
+    homes = [path.parent for path in paths]
+    clashes += [f"those of {shown(home)}" for home in homes if name.startswith(f"{home.name}_")]
     if clashes:
         raise ConfigError(
             f"{name!r} cannot be the name of a {KINDS[kind].noun}",
@@ -162,7 +175,7 @@ def _golden_cases(name: str, *, template: str) -> list[dict[str, Any]]:
             half = (0.5,) * channels
             shape = {"channels": channels, "height": size, "width": size, "classes": classes}
             made.append((shape, ImageSpec(name="golden", mean=half, std=half, synthetic=True, **shape)))
-    module = importlib.import_module(f"models.{name}.model")
+    module = MODELS.load(name)
     cases = []
     for shape, built_for in made:
         with torch.device("meta"):

@@ -27,7 +27,6 @@ from lib.optim.factory import depths, make_optimizer
 from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
 from train.job import Budget, Job, budget_of, warm_up_of, warm_up_text
-from train.loop import lengths_of
 from train.record import Record
 from train.tasks.base import Carries, Forward, make_task
 from train.training_data import TrainingData, built, image_operations
@@ -306,6 +305,11 @@ def _loader_config(
     log(f"Data: {dataset.source}{part}; {placement}: {reason}")
     for line in dataset.skipped:
         log(f"Skipped: {line}")
+    lengths = 0
+    if isinstance(dataset.spec, HasLengths) and not simulated():  # memory is planned for whole rows
+        from train.padding import lengths_of
+
+        lengths = lengths_of(plan)
     return LoaderConfig(
         device=backend.device,
         dtype=dtype,
@@ -313,7 +317,7 @@ def _loader_config(
         placement="shapes" if simulated() else placement,
         num_workers=config.num_workers or max(1, hardware.cpu_count // plan.world),
         prefetch=config.prefetch or 1,
-        lengths=0 if simulated() else lengths_of(plan),
+        lengths=lengths,
     )
 
 

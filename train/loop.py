@@ -32,7 +32,7 @@ from lib.nn.batch_norm import commit_statistics, discard_statistics, weigh_group
 from lib.nn.dropout import key_samples
 from lib.optim.lr_schedule import learning_rate_factor
 from lib.plan import with_smaller_micro_batch
-from lib.plan.types import COLLECTIVE_FORWARD, STATIC_SHAPES, Plan
+from lib.plan.types import COLLECTIVE_FORWARD, Plan
 from train.job import (
     Job,
     Progress,
@@ -50,7 +50,6 @@ from train.record import AsyncCheckpointer
 from train.signals import Agreement, Stopped, StopRequest
 from train.tasks.base import Sums, Totals
 
-LENGTHS, COMPILED_LENGTHS = 32, 4  # to which rows of tokens are cut; each is a program to compile
 _RENAMED = {"owes_evaluation": "evaluation_pending"}  # fields of Progress in older checkpoints
 
 
@@ -167,7 +166,11 @@ def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
     replicas = plan.layout.replicas
     scale, replica = replicas / _nominal_count(job), backend.rank % replicas
     rows, sizes = plan.micro_batches_of(replica)
-    firsts, offset = firsts_of(plan, replica, dealt=job.train_loader.by_length), 0
+    firsts, offset = [*itertools.accumulate(sizes[:-1], initial=sum(plan.shares[:replica]))], 0
+    if job.train_loader.by_length:
+        from train.padding import dealt_firsts  # most data have no lengths
+
+        firsts = dealt_firsts(plan, replica)
     batches = job.train_loader.micro_batches(
         step=progress.step, target=plan.effective_batch, firsts=firsts, sizes=sizes, rows=rows
     )
@@ -196,30 +199,6 @@ def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
         yield sums
     for dropout in job.dropouts:  # a step leaves gradients and sums behind, and nothing else
         dropout.sample_keys = None
-
-
-def firsts_of(plan: Plan, replica: int, *, dealt: bool) -> list[int]:
-    """Return the number of the first sample of each micro-batch of a replica, among those of a step.
-
-    dealt: the n-th micro-batches of all replicas follow each other, so that each replica has samples of all
-    lengths; else the micro-batches of a replica do.
-    """
-    (_, large), (_, small) = (plan.micro_batches_of(each) for each in (0, plan.layout.replicas - 1))
-    if not dealt:
-        own = plan.micro_batches_of(replica)[1]
-        return [*itertools.accumulate(own[:-1], initial=sum(plan.shares[:replica]))]
-    larger = plan.shares.count(plan.shares[0])  # replicas, which are the first
-    before, after = min(replica, larger), max(replica - larger, 0)
-    each = [(larger * a + (plan.layout.replicas - larger) * b) for a, b in zip(large, small, strict=True)]
-    starts = itertools.accumulate(each[:-1], initial=0)
-    return [start + before * a + after * b for start, a, b in zip(starts, large, small, strict=True)]
-
-
-def lengths_of(plan: Plan) -> int:
-    """Return to how many lengths rows of tokens are cut, for data that ask for it; 0: they are not cut."""
-    if plan.strategy == "pipeline":  # whose stages expect one shape in a step
-        return 0
-    return COMPILED_LENGTHS if plan.compile or plan.device in STATIC_SHAPES else LENGTHS
 
 
 def _nominal_count(job: Job) -> int:

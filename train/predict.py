@@ -208,9 +208,9 @@ def _print(found: Predictions) -> None:
     cells = [[_short(row[head]) for head in heads] for row in shown]
     for line in units.aligned([*zip(heads, *cells, strict=True)]):
         log(line)
-    rows, columns = len(found.names) - len(shown), len(found.columns) + 1 - len(heads)
-    if rows or columns:
-        log(f"{rows} more rows and {columns} more columns: OUT=predictions.csv writes all")
+    more = {"more row": len(found.names) - len(shown), "more column": len(found.columns) + 1 - len(heads)}
+    if left := " and ".join(units.counted(count, noun) for noun, count in more.items() if count):
+        log(f"{left}: OUT=predictions.csv writes all")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lib.errors import ToolkitError
 from lib.reports.page import Section
-from lib.reports.run_report import store_findings, stored_findings, write_report
+from lib.reports.run_report import run_note, store_findings, stored_findings, write_report
 from lib.runs.directory import RunDir, resolve_run
 from lib.scaling import PLAN
 from train.signals import importing
@@ -26,6 +26,8 @@ def report(name: str, *, root: Path, runs: Path, out: Path | None) -> int:
         print(f"Report: {path}")
         return 0
     run = resolve_run(runs, name)
+    if not name:
+        print(f"Newest run: {run_note(run)}; RUN= names another (make runs lists them)")
     findings = stored_findings(run)
     if findings is None:
         with importing():

@@ -7,6 +7,7 @@ normalises images on the device. The placement does not change any bit of a batc
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, pairwise
@@ -202,7 +203,8 @@ class TrainLoader(_Loader):
         self._operations, self._mixes = operations, any(each.name == "mix" for each in operations)
         self.waited_seconds = 0.0  # of the host, for batches: reading, and launching their augmentation
         self._next: _Step | None = None
-        self._reader: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = iter(())
+        self._reader: Iterator[Rows] = iter(())
+        self._cuts = deque[int]()  # of the micro-batches that are read, where rows are cut
 
     def micro_batches(
         self,
@@ -211,29 +213,28 @@ class TrainLoader(_Loader):
         target: int,
         sizes: Sequence[int],
         rows: Sequence[int] | None = None,
-        first: int = 0,
         firsts: Sequence[int] | None = None,
     ) -> Iterator[Batch]:
         """Yield the micro-batches of one rank for optimizer step `step`.
 
-        target: samples of the step over all ranks. sizes: samples of each micro-batch. first: number of this
-        rank's first one among those of the step. firsts: of the first one of each micro-batch, where they do
-        not follow each other. rows: rows of each, padded with weight 0; by default as many. A stream reads
-        ahead into the next steps, and restarts if another step is requested.
+        target: samples of the step over all ranks. sizes: samples of each micro-batch. rows: rows of each,
+        padded with weight 0; by default as many. firsts: number of the first sample of each among those of
+        the step; by default they follow each other from 0. A stream reads ahead into the next steps, and
+        restarts if another step is requested.
         """
-        firsts = [*accumulate(sizes[:-1], initial=first)] if firsts is None else firsts
+        firsts = [*accumulate(sizes[:-1], initial=0)] if firsts is None else firsts
         assert firsts[0] >= 0 and firsts[-1] + sizes[-1] <= target, "micro-batches exceed the target"
         last = self._epochs_ahead * self.size
         assert not last or (step + 1) * target <= last, "step beyond the epochs augmented in advance"
         own = sizes if rows is None else rows
         request = _Step(step, target, tuple(firsts), tuple(sizes), tuple(own))
         if request != self._next:
-            self._reader = self._store.read(self._requests(request))
+            self._cuts = deque()
+            self._reader = self._store.read(self._requests(request, self._cuts))
         self._next = None  # until every micro-batch is consumed
-        lengths = self._longest(request)
-        for size, rows_read, length in zip(request.sizes, request.rows, lengths, strict=True):
+        for size, rows_read in zip(request.sizes, request.rows, strict=True):
             began = time.perf_counter()
-            batch = self._finish(*_cut(next(self._reader), length))
+            batch = self._finish(*self._read())  # what is read is not kept while a batch is used
             self.waited_seconds += time.perf_counter() - began
             if request.rows != request.sizes:
                 weights = torch.arange(rows_read, device=batch.inputs.device) < size
@@ -241,17 +242,12 @@ class TrainLoader(_Loader):
             yield batch
         self._next = request._replace(step=step + 1)
 
-    def _longest(self, request: _Step) -> Sequence[int | None]:
-        """Return the length to which the rows of each micro-batch are cut, if any."""
-        if self._lengths is None:
-            return [None] * len(request.sizes)
-        start, options = request.step * request.target, {"seed": self._seed, "size": self.size}
-        _, indices_N = sample_stream(start=start, count=request.target, **options)
-        descending_N = -np.sort(-self._lengths[indices_N])
-        return self._cut_to(descending_N[np.minimum(request.firsts, request.target - 1)])
+    def _read(self) -> Rows:
+        read = next(self._reader)
+        return _cut(read, self._cuts.popleft()) if self.by_length else read
 
-    def _requests(self, first: _Step) -> Iterator[Request]:
-        """Yield the requests of step `first` and all later ones."""
+    def _requests(self, first: _Step, cuts: deque[int]) -> Iterator[Request]:
+        """Yield the requests of step `first` and all later ones; add to `cuts` the length of each's rows."""
         together = max(1, _POSITIONS_AT_ONCE // first.target)
         ends = np.cumsum(first.rows).tolist()
         places_N = _padded_places(first.firsts, first.sizes, first.rows)
@@ -261,6 +257,8 @@ class TrainLoader(_Loader):
             epochs_SN, indices_SN = (part.reshape(together, first.target) for part in stream)
             if self._lengths is not None:  # nothing depends on the epoch of a sample
                 indices_SN = by_length(indices_SN, self._lengths)
+                longest_SM = self._lengths[indices_SN[:, np.minimum(first.firsts, first.target - 1)]]
+                cuts.extend(self._cut_to(longest_SM.ravel()))
             epochs_SN, indices_SN = (part[:, places_N] for part in (epochs_SN, indices_SN))
             if self._mixes:
                 epochs_SN, indices_SN = with_partners(epochs_SN, indices_SN, seed=self._seed, size=self.size)
@@ -301,10 +299,8 @@ class TrainLoader(_Loader):
         return replace(batch, targets=own, mixed=(partners, shares))
 
 
-def _cut(read: Rows, length: int | None) -> Rows:
+def _cut(read: Rows, length: int) -> Rows:
     """Return rows of tokens without what is after `length`."""
-    if length is None:
-        return read
     inputs, targets, notes = read
     return inputs[..., :length].contiguous(), targets[..., :length].contiguous(), notes
 
@@ -339,6 +335,8 @@ class EvalLoader(_Loader):
             for number in numbers
         )
         for start, read in zip(starts, self._store.read(requests), strict=True):
-            longest = [None] if lengths is None else self._cut_to(lengths[order[[min(start, self.size - 1)]]])
-            inputs, targets, weights_1N = _cut(read, longest[0])
+            inputs, targets, weights_1N = read
+            if lengths is not None:
+                (length,) = self._cut_to(lengths[order[[min(start, self.size - 1)]]])
+                inputs, targets, weights_1N = _cut(read, length)
             yield Batch(self._normalise(inputs), self._convert(targets), weights_1N[0].to(torch.float32))

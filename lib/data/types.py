@@ -153,13 +153,13 @@ def row_text(columns: Sequence[Column], row_F: npt.NDArray[np.float32]) -> str:
     """Return a row of inputs as text: the numbers in their own units, and the categories."""
     texts, place = [], 0
     for column in columns:
-        width = len(column.values) or 1
-        own = row_F[place : place + width]
-        value = f"{own[0] * column.std + column.mean:.6g}" if not column.values else "?"
-        if column.values and own.any():
-            value = column.values[int(own.argmax())]
+        own = row_F[place : place + (len(column.values) or 1)]
+        number = float(own[0]) * column.std + column.mean
+        value = f"{0 if abs(number) < 1e-6 * column.std else number:.6g}"  # less is rounding of float32
+        if column.values:
+            value = column.values[int(own.argmax())] if own.any() else "?"
         texts.append(f"{column.name} {value}")
-        place += width
+        place += len(own)
     return ", ".join(texts)
 
 

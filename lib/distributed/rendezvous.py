@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from lib.distributed.local_ranks import LOOPBACK, on_interface
 from lib.errors import ConfigError, PlanError
+from lib.units import counted
 
 _NODES = re.compile(r"(?P<min>[1-9][0-9]{0,3})(?::(?P<max>[1-9][0-9]{0,3}))?")
 _ENDPOINT = re.compile(r"[\w.-]+:(?P<port>[1-9][0-9]{0,4})")
@@ -92,8 +93,8 @@ def check_shares(rendezvous: Rendezvous, *, processes: int, target: int, unit: i
     nodes = rendezvous.max_nodes
     if target < nodes * processes * unit:
         raise PlanError(
-            f"an effective batch of {target} cannot be split over {nodes} x {processes} process(es)",
-            why=f"each needs at least {unit} sample(s), and CONFIG_DIST_NNODES allows {nodes} nodes",
+            f"an effective batch of {target} cannot be split over {nodes} x {counted(processes, 'process')}",
+            why=f"each needs at least {counted(unit, 'sample')}, and CONFIG_DIST_NNODES allows {nodes} nodes",
             todo="raise CONFIG_TARGET_EFFECTIVE_BATCH, or allow fewer nodes",
         )
 

@@ -28,20 +28,26 @@ _OF_THE_TREE = ("anneal", "defconfigs", "docs", "lib", "models", "scripts", "tes
 _FORGET = "give another EXTERNAL=DIR, or EXTERNAL= to do without"
 
 
-def check(base: Path, root: Path) -> None:
-    """Raise ConfigError where the folder `base` of EXTERNAL= cannot extend the tree at `root`."""
+def check_place(base: Path, root: Path) -> None:
+    """Raise ConfigError where `base`, existing or not, cannot be EXTERNAL= for the tree at `root`."""
     what, inside, here = f"EXTERNAL={base}", base.resolve(), root.resolve()
-    if not base.is_dir():
-        raise ConfigError(f"{what} is {'not a folder' if base.exists() else 'not there'}", todo=_FORGET)
+    if base.exists() and not base.is_dir():
+        raise ConfigError(f"{what} is not a folder", todo=_FORGET)
     if inside == here or any(inside.is_relative_to(here / name) for name in _OF_THE_TREE):
         raise ConfigError(f"{what} is this tree itself, or a part of it", todo=_FORGET)
     if not str(base).isprintable() or re.search(r'[$"\\]', str(base)):
         raise ConfigError(f"{what!r} has a character that Kconfig cannot name", todo="rename the folder")
-    if not _has_kconfig(base):
+
+
+def check(base: Path, root: Path) -> None:
+    """Raise ConfigError where the folder `base` of EXTERNAL= cannot extend the tree at `root`."""
+    check_place(base, root)
+    if not has_kconfig(base):
         wanted = ", ".join(f"{kind.external}/NAME" for kind in KINDS)
-        raise ConfigError(
-            f"{what} has no Kconfig", why=f"it needs one beside a model.py, or in {wanted}", todo=_FORGET
-        )
+        why = f"it needs one beside a model.py, or in {wanted}"
+        todo = f"{_FORGET}; make new-model writes one"
+        what = f"EXTERNAL={base} {'has no Kconfig' if base.exists() else 'is not there'}"
+        raise ConfigError(what, why=why if base.exists() else "", todo=todo)
     for kind in KINDS:
         kind.names()  # it refuses two of one name
         file = f"{kind.file}.py"
@@ -134,13 +140,14 @@ def keep(output: Path) -> str:
     return f"EXTERNAL={base} is kept in {path} for later commands; EXTERNAL= forgets it"
 
 
-def _has_kconfig(folder: Path) -> bool:
+def has_kconfig(folder: Path) -> bool:
+    """True if plug-ins are in `folder`, or it is one."""
     return any(next(folder.glob(pattern), None) for pattern in FILES)
 
 
 def _has_plug_ins(folder: Path) -> bool:
     """True for a folder of EXTERNAL=, not for a tree such as this one, whose data sets are elsewhere."""
-    return _has_kconfig(folder) and not (folder / "lib" / "plugins.py").is_file()
+    return has_kconfig(folder) and not (folder / "lib" / "plugins.py").is_file()
 
 
 def _place(node: Any) -> str:

@@ -119,7 +119,7 @@ def format_cost(cost: Cost, price: str) -> Iterator[str]:
         yield f"Training: {known} (estimate, {NOT_COUNTED})"
         percent, of = range_text(100 * rate[0] / peak, 100 * rate[1] / peak), f"{peak / 1e12:.4g} TFLOP/s"
         rates = range_text(rate[0] / 1e12, rate[1] / 1e12)
-        yield f"Achieved in that time: {rates} TFLOP/s on each device, {percent} % of its peak of {of}"
+        yield f"That is {rates} TFLOP/s on each device, {percent} % of its peak of {of}"
         power = f"if each device draws its {cost.watts} W of board power all the time; without the host"
         unknown = f"not estimated, the board power of {cost.device} is not known"
         yield f"Energy: {f'{range_text(*cost.kwh)} kWh, {power}' if cost.kwh else unknown}"

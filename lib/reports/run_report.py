@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,18 +70,29 @@ def write_report(run: RunDir, findings: Findings, path: Path, *, more: Sequence[
 
     Raises ToolkitError if a file of it is damaged, or it cannot be written.
     """
-    status, data = run.status(), _read(run, "data")
-    synthetic = " (synthetic)" if data.get("synthetic") else ""
+    status = run.status()
     state = f"{status.state}: {status.reason}" if status.reason else status.state
     began, seconds = datetime.fromtimestamp(run.began, UTC), status.metrics.get("seconds")
     when = [f"began {began:%Y-%m-%d %H:%M} UTC"] * (run.began > 0)
     when += [] if seconds is None else [f"{seconds_text(seconds)} of training"]
     write_page(
         path,
-        title=f"{run.model} on {data.get('name', 'unknown data')}{synthetic}",
+        title=_title(run),
         summary=" · ".join([state, f"step {status.step:,}", *when, str(run.path), *run.tags()]),
         sections=[*sections(run, findings), *more],
     )
+
+
+def run_note(run: RunDir) -> str:
+    """Return what a run trains, its state and how long ago it began."""
+    age = time.time() - run.began
+    ago = f"{age // 86400:.0f} days" if age > 2 * 86400 else seconds_text(max(1.0, age))
+    return ", ".join([_title(run), run.status().state, *[f"began {ago} ago"] * (run.began > 0)])
+
+
+def _title(run: RunDir) -> str:
+    data = _read(run, "data")
+    return f"{run.model} on {data.get('name', 'unknown data')}{' (synthetic)' * bool(data.get('synthetic'))}"
 
 
 def sections(run: RunDir, findings: Findings) -> list[Section]:

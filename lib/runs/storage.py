@@ -62,7 +62,7 @@ class Storage:
         return {
             str(path).strip("/").removeprefix(root).lstrip("/"): int(facts["size"])
             for path, facts in found.items()
-            if not str(path).endswith("/")  # placeholder objects of empty folders
+            if not str(path).endswith("/")  # empty objects by which consoles of buckets show folders
         }
 
     def read(self, name: str) -> bytes:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
+from lib.data.sampler import HasLengths
 from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.linear_cross_entropy import linear_cross_entropy
@@ -54,7 +55,7 @@ def build_causal(
     """
     kind = _class_of(transformers, theirs, folder)
     check_length(theirs, spec.block_size, folder)
-    if getattr(spec, "bucketed", False) and attention_dropout(theirs):
+    if isinstance(spec, HasLengths) and spec.bucketed and attention_dropout(theirs):
         what = f"{folder}: CONFIG_CHAT_BUCKETING=y is not for a model with dropout in attention"
         why = "what it drops would depend on the longest row of a micro-batch"
         raise ConfigError(what, why=why, todo="set it to n, or attention_dropout to 0 in config.json")

@@ -42,6 +42,7 @@ from lib.plan import plan as make_plan
 from lib.plan.placement import refuse_static_shapes
 from lib.runs.console import Console
 from lib.tiers import with_tier
+from lib.units import counted
 from scripts.bench.interleaved_timing import Clock, Run, interleaved, table
 from train import loop
 from train.build import make_job, optimizer_of
@@ -240,7 +241,7 @@ def in_bf16(planned: PlannedRun) -> PlannedRun:
 def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> None:
     """Run loops interleaved and print how their step rates relate to the first one's."""
     steps, seconds = interleaved(loops, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
-    note = f"{steps} steps a round, {torch.get_num_threads()} threads"
+    note = f"{steps} steps a round, {counted(torch.get_num_threads(), 'thread')}"
     for line in table(seconds, note=note, load=os.getloadavg()[0]):
         print(line)
 

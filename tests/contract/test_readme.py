@@ -33,7 +33,7 @@ RUN, DRY, END_TO_END = "run", "dry", "tests/e2e"
 OWN_TORCH = "tests/contract/test_bootstrap.py::test_a_torch_of_an_existing_environment_is_kept"
 WITHOUT_VENV = "tests/contract/test_bootstrap.py::test_without_venv_nothing_is_installed"
 NEW_MODEL = "tests/contract/test_scaffold.py::test_a_new_model_passes_the_tests_of_models"
-MOVED = "tests/contract/test_scaffold.py::test_a_new_model_moves_to_a_folder_of_external"
+IN_EXTERNAL = "tests/contract/test_scaffold.py::test_new_plug_ins_of_external_are_written_there"
 NEW_DATA = "tests/contract/test_scaffold.py::test_a_new_data_set_trains_at_once"
 NEW_TASK = "tests/contract/test_scaffold.py::test_a_model_of_a_new_task_trains_at_once"
 EXTERNAL = "tests/e2e/test_external.py::test_it_is_kept_until_it_is_forgotten"
@@ -62,7 +62,7 @@ COMMANDS = {
     "make train CONFIG_METRICS=macro_f1,roc_auc CONFIG_CLASS_WEIGHTS=balanced": DRY,
     "make defconfig-lenet5 && make train": END_TO_END,
     "make runs": RUN,
-    "make ab A=lenet5 B=lenet5+bf16": DRY,
+    "make ab A=lenet5+fp32 B=lenet5+bf16": DRY,
     "make watch": RUN,
     "make profile": DRY,
     "make doctor": RUN,
@@ -110,7 +110,7 @@ COMMANDS = {
     "make train CONFIG_DIST_NNODES=2 CONFIG_DIST_ENDPOINT=10.0.0.1:29500": DRY,
     "make explain SYM=MY_NET_WIDTH": NEW_MODEL,
     "make kconfig-docs": DRY,
-    "make diffconfig A=lenet5 B=lenet5+bf16": RUN,
+    "make diffconfig A=lenet5+fp32 B=lenet5+bf16": RUN,
     "make sweep SWEEP=my.yaml": DRY,
     'make runs WHERE="model=lenet5" SORT=accuracy': RUN,
     "make curve THRESHOLD=0.9": DRY,
@@ -139,10 +139,7 @@ COMMANDS = {
     "make defconfig-gpt2-tiny && make train": END_TO_END,
     "make sample PROMPT=import": END_TO_END,
     "make train CONFIG_INITIAL_WEIGHTS=runs/resnet18/20261121T093620Z-a1f5e51b CONFIG_RESET_HEAD=y": DRY,
-    "mkdir -p ../my_lab/models ../my_lab/defconfigs": MOVED,
-    "mv models/my_net ../my_lab/models/": MOVED,
-    "mv defconfigs/my_net ../my_lab/defconfigs/": MOVED,
-    "rm tests/golden/my_net.json": MOVED,
+    "make EXTERNAL=../my_lab new-model NAME=my_net TASK=classify": IN_EXTERNAL,
     "make export DIRECTORY=exported": DRY,
     "make export FORMAT=onnx DIRECTORY=out": DRY,
     "make export FORMAT=pt2 DIRECTORY=out-pt2 BEST=1": DRY,
@@ -231,7 +228,10 @@ def make_variables() -> set[str]:
 def unknown_make_words(text: str) -> list[str]:
     targets = set(re.findall(r"^([\w.+-]+):", make_database(), flags=re.M))
     targets |= {"defconfig-NAME", "NAME_defconfig", "train-NAME"}
-    targets |= {f"defconfig-{name}" for name in re.findall(r"make new-(?:model|data) NAME=(\w+)", text)}
+    targets |= {
+        f"defconfig-{name}"
+        for name in re.findall(r"make (?:EXTERNAL=\S+ )?new-(?:model|data) NAME=(\w+)", text)
+    }
     return [word for word in make_words(text) if not word_exists(word, targets, make_variables())]
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from lib.errors import ConfigError
 from lib.plugins import TASKS
 from scripts import scaffold as scaffolding
-from scripts.scaffold import ROOT, TEMPLATES
+from scripts.scaffold import TEMPLATES
 
 # Tasks whose models are not to be had by a template.
 WITHOUT_TEMPLATE = [task for task in TASKS.names() if not (TEMPLATES / "model" / task).is_dir()]
@@ -52,17 +52,41 @@ def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_model_moves_to_a_folder_of_external(tree: Path) -> None:
-    """By the commands of docs/tutorials/external.md, word by word."""
-    page = (ROOT / "docs/tutorials/external.md").read_text(encoding="utf-8")
-    block = page.partition("```sh\nmake new-model")[2].partition("```")[0]
-    more = ["make EXTERNAL=../my_lab list-defconfigs", "make defconfig-my_net", "make checkconfig"]
+def test_new_plug_ins_of_external_are_written_there(tree: Path) -> None:
+    """By the command of docs/tutorials/external.md; the folder is kept for the others."""
     environment, before = {**os.environ, "VENV": "", "PYTHON": sys.executable}, status(tree)
-    for line in [*f"make new-model{block}".splitlines(), *more]:
-        command = ["sh", "-c", line]
+
+    def make(words: str, status: int = 0) -> str:
+        command = ["sh", "-c", f"make {words}"]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    assert status(tree) == before, "nothing of it is left in the tree"
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    lab = tree.parent / "my_lab"
+    assert "exists" in make("EXTERNAL=../my_lab new-model NAME=lenet5 TASK=classify", status=2)
+    assert not lab.exists() and not (tree / ".external").exists(), "what is refused leaves nothing"
+    make("EXTERNAL=../my_lab new-model NAME=my_net TASK=classify")
+    make("new-task NAME=my_task")
+    make("new-model NAME=my_other TASK=my_task")
+    make("new-data NAME=my_data")
+    files = sorted(str(path.relative_to(lab)) for path in lab.rglob("*") if path.is_file())
+    assert [name for name in files if name.endswith("Kconfig") or "defconfigs" in name] == [
+        "data/my_data/Kconfig",
+        "defconfigs/my_data",
+        "defconfigs/my_net",
+        "defconfigs/my_other",
+        "models/my_net/Kconfig",
+        "models/my_other/Kconfig",
+        "tasks/my_task/Kconfig",
+    ]
+    for name in ("my_net", "my_other", "my_data"):
+        make(f"defconfig-{name} checkconfig")
+    assert "my_lab/models/my_net exists" in make("new-model NAME=my_net TASK=classify", status=2)
+    assert "those of" in make("new-model NAME=my_net_b TASK=classify", status=2)
+    assert status(tree) == before, "nothing of it is in the tree"
+    (lab / "models/my_net/Kconfig").write_text('config X\n\tstring\n\tdefault "$(shell,touch made)"\n')
+    assert "runs a program" in make("new-model NAME=my_third TASK=classify", status=2)
+    assert not (tree / "made").exists()
 
 
 @pytest.mark.slow

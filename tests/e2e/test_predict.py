@@ -227,7 +227,7 @@ def test_the_top_classes_and_each_format(
 def test_without_out_the_first_rows_are_shown(images: tuple[Runner, Path]) -> None:
     shown = images[0].run("predict", "--input", str(images[1]), "--top", "1")
     lines = [line for line in shown.splitlines() if ("/val/" in line)]
-    assert len(lines) == 20 and "80 more rows and 0 more columns: OUT=predictions.csv" in shown
+    assert len(lines) == 20 and "\n80 more rows: OUT=predictions.csv" in shown
     assert "100 predictions in fp32" in shown
 
 

@@ -38,7 +38,10 @@ def charts_of(page: str) -> dict[str, Any]:
 
 def test_a_report_shows_the_run_and_its_model(runner: Runner, tmp_path: Path) -> None:
     run, own = copy_of(runner, tmp_path)
-    assert f"Report: {run.report}" in own.run("report")
+    printed = own.run("report")
+    assert f"Report: {run.report}" in printed
+    assert "Newest run: lenet5 on digits (synthetic), done, began " in printed
+    assert "Newest run" not in own.run("report", run.name)
     page = run.report.read_text()
     charts = charts_of(page)
     losses = {row["step"]: row["loss"] for row in metrics.read(run.metrics) if row["kind"] == "train"}

@@ -8,6 +8,7 @@ from lib.units import counted, flop_text, range_text, seconds_text
 
 
 def test_one_of_something_is_singular() -> None:
+    assert counted(2, "process") == "2 processes"
     assert [counted(count, "device") for count in (0, 1, 2)] == ["0 devices", "1 device", "2 devices"]
 
 

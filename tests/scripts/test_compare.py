@@ -9,7 +9,7 @@ import pytest
 
 from lib.errors import ConfigError, ToolkitError
 from lib.plan.types import fixed_plan
-from lib.reports.page import render
+from lib.reports.page import render, section, table
 from lib.runs.directory import RunDir
 from lib.runs.index import read_runs
 from scripts import compare
@@ -34,7 +34,7 @@ def test_two_runs_by_name(
     assert [line.split() for line in printed.splitlines() if "CONFIG_" in line] == [["CONFIG_SEED", "1", "2"]]
     page = (tmp_path / "compare.html").read_text()
     assert one.name in page and two.name in page and "<title>2 runs compared</title>" in page
-    assert f"</svg> {one.name} SEED=1</li>" in page and f"</svg> {two.name} SEED=2</li>" in page
+    assert "</svg> SEED=1</li>" in page and "</svg> SEED=2</li>" in page
 
 
 def test_runs_by_a_condition(
@@ -99,11 +99,25 @@ def test_only_what_differs_is_listed(runs: list[RunDir]) -> None:
         ["last micro batch", "32", "16"],
         ["memory", "3.20 GB", "-"],
     ]
-    first, second = (compare.legend(name, place, found[0]) for place, name in enumerate(NAMES, start=1))
-    assert (first, second) == ("one EMA=n SEED=1 EMA_DECAY=-", "two EMA=y SEED=2 EMA_DECAY=0.9")
+    legends = compare.legends_of(NAMES, found[0])
+    assert legends == ["EMA=n SEED=1 EMA_DECAY=-", "EMA=y SEED=2 EMA_DECAY=0.9"]
     same = compare.differences(runs[:1] * 2, NAMES)
-    assert compare.legend("one", 1, same[0]) == "one"
     assert [(section.notes, section.blocks) for section in same] == [(["There is none."], [])] * 2
+
+
+def test_legends_begin_with_names_only_where_options_do_not_tell_runs_apart() -> None:
+    def legends(names: tuple[str, ...], **options: tuple[str, ...]) -> list[str]:
+        rows = [(f"CONFIG_{name}", *values) for name, values in options.items()]
+        return compare.legends_of(names, section("", table("", ("option", *names), rows)))
+
+    reruns = ("20261121T093620Z-a1f5e51b", "20261121T093755Z-a1f5e51b", "20261121T093800Z-b2")
+    assert legends(reruns[:2]) == ["20261121T093620Z", "20261121T093755Z"]
+    assert legends(reruns, SEED=("1", "1", "2")) == [
+        f"{name} SEED={seed}" for name, seed in zip(reruns, "112", strict=True)
+    ]
+    of_sweep = tuple(f"sweeps/mine/{name}/lenet5/20261121T093620Z-{name}" for name in ("a1", "b2"))
+    many = dict.fromkeys("VWXYZ", ("y", "n"))
+    assert legends(of_sweep, **many) == ["a1 V=y W=y X=y ...", "b2 V=n W=n X=n ..."]
 
 
 def test_curves_have_a_line_for_each_run_and_evaluations_come_first(runs: list[RunDir]) -> None:

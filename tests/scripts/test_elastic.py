@@ -8,6 +8,7 @@ from lib.errors import ConfigError, PlanError, ToolkitError
 from lib.plan import plan
 from lib.plan.gpus import parse_gpu
 from lib.plan.latentwire import document_facts
+from lib.units import counted
 from scripts import elastic
 from tests.support.configs import make_config
 
@@ -29,7 +30,8 @@ def test_what_is_shown_is_what_a_run_would_do(capsys: pytest.CaptureFixture[str]
     for count, (first, second) in [*shown.items()][1:]:
         found = plan(config, parse_gpu(f"a100-40gx{count}"), document_facts())
         name = found.reasons["strategy"].split()[-1]
-        assert first.startswith(f"{count:>3}  {name:<12} {found.strategy} in {found.world} process(es): ")
+        where = f"{found.strategy} in {counted(found.world, 'process')}: "
+        assert first.startswith(f"{count:>3}  {name:<12} {where}")
         assert found.strategy == "ddp" or first.endswith(found.reasons["branch_devices"])
         assert f"{found.effective_batch} samples a step: {found.reasons['accumulation']}" in second
     assert "hybrid_3gpu" in shown[3][0] and "hybrid_4gpu" in shown[4][0] and "ddp_5gpu" in shown[5][0]

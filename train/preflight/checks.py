@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lib.config import Config
 from lib.data.loader import TrainLoader
+from lib.data.sampler import HasLengths
 from lib.devices.base import Backend
 from lib.errors import ConfigError, ToolkitError
 from lib.nn.graph_lint import IteratesToConvergence, lint
@@ -143,7 +144,7 @@ def shards(candidate: Candidate) -> tuple[bool, str]:
     """Check that ranks see the shards of one process's batch, and evaluation counts every sample once."""
     job, target = candidate.job(*candidate.splits()[0]), 8
     whole = _inputs(job, target=target, world=1)
-    same = all(torch.equal(_inputs(job, target=target, world=world), whole) for world in (2, 3, 8))
+    same = all(_are_equal(_inputs(job, target=target, world=world), whole) for world in (2, 3, 8))
     sizes = [_evaluated(job, world=world) for world in (1, 2, 3)]
     finding = f"1 to 8 ranks train on the same stream; {sizes[0]:.0f} samples are evaluated by 1, 2 and 3"
     if same and set(sizes) == {float(job.eval_loader.size)}:
@@ -151,11 +152,20 @@ def shards(candidate: Candidate) -> tuple[bool, str]:
     return False, f"the streams of several ranks {'agree' if same else 'differ'}; evaluated are {sizes}"
 
 
-def _inputs(job: Job, *, target: int, world: int) -> Tensor:
+def _inputs(job: Job, *, target: int, world: int) -> list[Tensor]:
+    """Return the inputs of each sample of a step."""
     loaded = partial(job.train_loader.micro_batches, step=3, target=target)
     sizes = rank_shares(target, world=world)
-    batches = (next(loaded(first=sum(sizes[:rank]), sizes=sizes[rank:][:1])) for rank in range(world))
-    return torch.cat([batch.inputs for batch in batches])
+    batches = (next(loaded(firsts=[sum(sizes[:rank])], sizes=sizes[rank:][:1])) for rank in range(world))
+    return [row for batch in batches for row in batch.inputs]
+
+
+def _are_equal(rows: list[Tensor], others: list[Tensor]) -> bool:
+    """Compare samples; those of tokens may be cut to the longest one of each rank."""
+    pairs = [
+        (one, other, min(one.shape[-1], other.shape[-1])) for one, other in zip(rows, others, strict=True)
+    ]
+    return all(torch.equal(one[..., :end], other[..., :end]) for one, other, end in pairs)
 
 
 def _evaluated(job: Job, *, world: int) -> float:
@@ -222,7 +232,15 @@ def round_trip(candidate: Candidate) -> tuple[bool, str]:
 
 
 def static_graph(candidate: Candidate) -> tuple[bool, str]:
-    """Check that steps after the first are one graph without host synchronization."""
+    """Check that steps after the first are one graph without host synchronization.
+
+    Rows of tokens that are cut have a graph for each length: the one of whole rows is looked at.
+    """
+    spec = candidate.data.dataset.spec
+    if isinstance(spec, HasLengths) and spec.bucketed:
+        whole: Any = dataclasses.replace(cast("Any", spec), bucketed=False)
+        dataset = dataclasses.replace(candidate.data.dataset, spec=whole)
+        candidate = dataclasses.replace(candidate, data=dataclasses.replace(candidate.data, dataset=dataset))
     job = candidate.job(*candidate.splits()[0], device=True)
     if isinstance(job.model, IteratesToConvergence):
         return True, "not checked: states are iterated until they converge, with synchronization"

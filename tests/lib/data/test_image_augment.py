@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,8 @@ def test_no_split_changes_a_sample(options: dict[str, Any], placement: str) -> N
         found: dict[int, list[Batch]] = {step: [] for step in steps}
         for rank, share in enumerate(shares):
             sizes = (5,) * (share // 5) + (share % 5,) * (share % 5 > 0)
-            request: dict[str, Any] = {"target": target, "first": sum(shares[:rank]), "sizes": sizes}
+            firsts = [*accumulate(sizes[:-1], initial=sum(shares[:rank]))]
+            request: dict[str, Any] = {"target": target, "firsts": firsts, "sizes": sizes}
             with loader(options, placement=placement) as one:
                 for step in steps:
                     found[step] += one.micro_batches(step=step, **request)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 from unittest import mock
 
@@ -68,11 +69,11 @@ def _loader(part: ArrayPart, *, kind: Kind = "crop_flip", pad: int = 1, **change
 def _steps(
     loader: TrainLoader, steps: Sequence[int], sizes: Sequence[int], *, rank: int = 0, world: int = 1
 ) -> list[Batch]:
-    target = sum(sizes) * world
+    target, firsts = sum(sizes) * world, [*accumulate(sizes[:-1], initial=rank * sum(sizes))]
     return [
         batch
         for step in steps
-        for batch in loader.micro_batches(step=step, target=target, first=rank * sum(sizes), sizes=sizes)
+        for batch in loader.micro_batches(step=step, target=target, firsts=firsts, sizes=sizes)
     ]
 
 
@@ -261,8 +262,8 @@ def test_ranks_share_samples_out(
     ):
         for rank in range(world):
             rows, sizes = plan.micro_batches_of(rank)
-            first = sum(plan.shares[:rank])
-            batches = loader.micro_batches(step=step, target=target, first=first, sizes=sizes, rows=rows)
+            firsts = [*accumulate(sizes[:-1], initial=sum(plan.shares[:rank]))]
+            batches = loader.micro_batches(step=step, target=target, firsts=firsts, sizes=sizes, rows=rows)
             for batch, count, own in zip(batches, rows, sizes, strict=True):
                 assert len(batch.inputs) == len(batch.targets) == count
                 assert batch.weights is None or batch.weights.tolist() == [1] * own + [0] * (count - own)
@@ -295,7 +296,7 @@ def test_placement_is_chosen_by_the_free_memory() -> None:
 
 def test_wrong_sizes_are_our_own_mistake() -> None:
     with _loader(_part()) as loader, pytest.raises(AssertionError, match="exceed the target"):
-        next(loader.micro_batches(step=0, target=9, first=6, sizes=[4]))
+        next(loader.micro_batches(step=0, target=9, firsts=[6], sizes=[4]))
 
 
 def test_every_worker_is_busy_however_little_is_fetched_ahead() -> None:

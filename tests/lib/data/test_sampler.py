@@ -235,3 +235,18 @@ def test_draws_are_the_same_for_numpy_and_torch() -> None:
         by_torch = draw(torch.from_numpy(epochs), torch.from_numpy(indices), kind=kind, pad=4, seed=7)
         for left, right in zip(by_numpy, by_torch, strict=True):
             assert left.tolist() == right.tolist()
+
+
+def test_samples_of_a_step_go_by_length_the_longest_first_and_stay_in_it() -> None:
+    lengths = np.array([3, 9, 1, 9, 5, 2])
+    steps_SN = np.array([[0, 1, 2], [5, 3, 4]])
+    assert sampler.by_length(steps_SN, lengths).tolist() == [[1, 0, 2], [3, 4, 5]]
+    assert sampler.by_length(np.array([[3, 1]]), lengths).tolist() == [[3, 1]], "equal ones as they come"
+
+
+def test_rows_are_cut_to_few_lengths_and_never_below_what_they_hold() -> None:
+    lengths = np.arange(1, 101)
+    for choices in (1, 4, 32):
+        cut = sampler.cut_lengths(lengths, size=100, choices=choices)
+        assert len({*cut.tolist()}) <= choices and (cut >= lengths).all() and cut.max() == 100
+    assert sampler.cut_lengths(np.array([25, 26]), size=100, choices=4).tolist() == [25, 50]

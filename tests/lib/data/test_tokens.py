@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,10 @@ def _steps(loader: TrainLoader, steps: Sequence[int], sizes: Sequence[int], **ra
         batch
         for step in steps
         for batch in loader.micro_batches(
-            step=step, target=sum(sizes) * world, first=rank * sum(sizes), sizes=sizes
+            step=step,
+            target=sum(sizes) * world,
+            firsts=[*accumulate(sizes[:-1], initial=rank * sum(sizes))],
+            sizes=sizes,
         )
     ]
 

@@ -13,6 +13,7 @@ from lib.reports.page import Section
 from lib.reports.run_report import (
     Findings,
     facts,
+    run_note,
     sections,
     store_findings,
     stored_findings,
@@ -54,6 +55,17 @@ def test_a_baseline_is_also_read_from_the_log(tmp_path: Path) -> None:
     run.log.write_text("2026-01-01T00:00:00Z N-gram baseline: 4.1 / 3.2 bits per byte\n")
     result = by_title(run)["Result"]
     assert rows_of(result, "Baselines") == {"N-gram baseline": ("4.1 / 3.2 bits per byte",)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ago"), [(0, "1 s"), (90, "1.5 minutes"), (7200, "2 hours"), (864000, "10 days")]
+)
+def test_a_note_names_model_data_state_and_age(
+    seconds: int, ago: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = reported_run(tmp_path)
+    monkeypatch.setattr("time.time", lambda: run.began + seconds)
+    assert run_note(run) == f"lenet5 on digits (synthetic), done, began {ago} ago"
 
 
 def test_plan_memory_and_throughput(tmp_path: Path) -> None:

@@ -47,6 +47,13 @@ def test_files_come_back_as_they_went(storage: Storage, tmp_path: Path) -> None:
     assert storage.entries() == []
 
 
+def test_objects_that_stand_for_folders_are_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console makes an object `data/` for the folder data, and a file of that name cannot be on a disk."""
+    found = {"/bucket/data/": {"size": 0, "type": "file"}, "/bucket/data/x": {"size": 1, "type": "file"}}
+    monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: found)
+    assert open_storage("memory://bucket", requested="X").sizes() == {"data/x": 1}
+
+
 def test_what_is_not_there_is_told_by_url(storage: Storage, tmp_path: Path) -> None:
     with pytest.raises(MissingError, match=f"cannot read {storage.url}/q: it does not exist"):
         storage.read("q")

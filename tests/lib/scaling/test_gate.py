@@ -12,7 +12,15 @@ from lib.data.types import TextSpec
 from lib.errors import ToolkitError
 from lib.nn.model_code import build_model
 from lib.scaling.experiments import ScalingExperiments
-from lib.scaling.gate import VOCAB, cycle_spec, find_faults, gradient_leaks, leaks
+from lib.scaling.gate import (
+    LEARNED_NATS,
+    VOCAB,
+    cycle_spec,
+    find_faults,
+    gradient_leaks,
+    leaks,
+    loss_after_training,
+)
 from lib.scaling.results import BLOCK, ScalingConfig
 from tests.support.tokens import small_lm_config
 
@@ -50,6 +58,14 @@ def test_the_original_is_caught_both_ways(monkeypatch: pytest.MonkeyPatch) -> No
     assert {(later, later - 1) for later in range(1, SPEC.block_size)} <= seen
     assert set(gradient_leaks(model, SPEC)) >= seen
     assert any("change with a later token" in fault for fault in find_faults(bk("upstream"), length=BLOCK))
+
+
+@pytest.mark.slow
+def test_what_learns_is_far_from_what_does_not_at_the_length_of_a_sweep() -> None:
+    """A first limit was so near to zero that the rounding of a CPU decided."""
+    options = {"form": "value", "layers": 2, "width": 16, "ffn_ratio": 4, "dropout": 0.0, "allow_leak": True}
+    model = build_model("resnet_bk", options, cycle_spec(128), seed=1)
+    assert loss_after_training(model, cycle_spec(128), lambda targets: targets, steps=100) < LEARNED_NATS
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from lib.errors import ConfigError, ToolkitError
 from lib.plan.types import Memory
 from lib.runs import checkpoint
 from models.lenet5.model import LeNet5
+from tests.support.chats import random_chats
+from tests.support.tokens import small_lm_config
 from tests.support.training import CPU, random_data, small_config, small_plan
 from train import loop
 from train.preflight import checks as checks
@@ -80,7 +82,7 @@ def test_shards_of_training(candidate: Candidate, monkeypatch: pytest.MonkeyPatc
     assert passed and "10 samples are evaluated" in told
     whole = TrainLoader.micro_batches
     monkeypatch.setattr(
-        TrainLoader, "micro_batches", lambda self, **place: whole(self, **{**place, "first": 0})
+        TrainLoader, "micro_batches", lambda self, **place: whole(self, **{**place, "firsts": [0]})
     )
     passed, told = checks.shards(candidate)
     assert not passed and "differ" in told
@@ -174,6 +176,17 @@ def test_static_graph(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> 
     breaks(monkeypatch, LeNet5, "forward", looks)
     passed, told = checks.static_graph(candidate)
     assert not passed and "asks the host" in told
+
+
+@pytest.mark.slow
+def test_rows_that_are_cut_to_their_longest_pass(candidate: Candidate) -> None:
+    config = small_lm_config(task="chat")
+    data = random_chats(config, train=48, test=10, bucketed=True)
+    candidate = dataclasses.replace(candidate, config=config, data=data)
+    widths = {row.shape[-1] for row in checks._inputs(candidate.job(ROWS), target=8, world=8)}
+    assert len(widths) > 1
+    for check in (checks.shards, checks.accumulation, checks.static_graph):
+        assert check(candidate)[0], check(candidate)[1]
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ from tests.support.tokens import BLOCK, VOCAB, small_lm_config
 from tests.support.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan, trained
 from train.generate import Sampling, continue_tokens
 from train.job import Progress, evaluate
-from train.loop import accumulate_gradients, firsts_of
-from train.padding import format_padding
+from train.loop import accumulate_gradients
+from train.padding import dealt_firsts, format_padding
 from train.tasks.base import Forward, Sums, Totals, make_task
 from train.tasks.chat import exhibits as chat_exhibits
 from train.tasks.chat import task as chat
@@ -112,7 +112,7 @@ def test_micro_batches_of_like_lengths_are_dealt_to_the_replicas(target: int) ->
         largest = -(-target // world)
         sizes = [size] * (largest // size) + [largest % size] * bool(largest % size)
         plan = small_plan(*sizes, world=world, effective_batch=target)
-        firsts = [firsts_of(plan, replica, dealt=True) for replica in range(world)]
+        firsts = [dealt_firsts(plan, replica) for replica in range(world)]
         counts = [plan.micro_batches_of(replica)[1] for replica in range(world)]
         dealt = [
             (first, count)
@@ -121,8 +121,6 @@ def test_micro_batches_of_like_lengths_are_dealt_to_the_replicas(target: int) ->
         ]
         starts = [*itertools.accumulate((count for _, count in dealt), initial=0)]
         assert [first for first, _ in dealt] == starts[:-1] and starts[-1] == target
-        together = [first for replica in range(world) for first in firsts_of(plan, replica, dealt=False)]
-        assert sorted(together) == together and together[0] == 0
 
 
 def test_the_padding_that_is_told_is_that_of_training() -> None:
@@ -134,7 +132,8 @@ def test_the_padding_that_is_told_is_that_of_training() -> None:
         for rank, step in itertools.product(range(3), range(3)):
             job = small_job(CONFIG, plan, data, backend=FakeBackend(rank=rank, world=3))
             rows, sizes = plan.micro_batches_of(rank)
-            firsts = firsts_of(plan, rank, dealt=job.train_loader.by_length)
+            starts = itertools.accumulate(sizes[:-1], initial=sum(plan.shares[:rank]))
+            firsts = dealt_firsts(plan, rank) if bucketed else [*starts]
             options: dict[str, Any] = {"target": 8, "firsts": firsts, "sizes": sizes, "rows": rows}
             batches = job.train_loader.micro_batches(step=step, **options)
             tokens += sum(batch.inputs.numel() for batch in batches)
@@ -145,6 +144,20 @@ def test_the_padding_that_is_told_is_that_of_training() -> None:
     assert format_padding(packed, plan, seed=0).endswith(f" of the tokens in rows of {BLOCK}")
     compiled = dataclasses.replace(plan, compile=True)
     assert format_padding(data.dataset, compiled, seed=CONFIG.seed) != told[True]
+
+
+def test_the_rows_of_a_step_are_cut_alike_whenever_it_is_read() -> None:
+    data = random_chats(CONFIG, train=24, test=5, bucketed=True)
+    job = small_job(CONFIG, small_plan(3, 3, 2), data)
+
+    def widths(step: int) -> list[int]:
+        batches = job.train_loader.micro_batches(step=step, target=8, sizes=(3, 3, 2))
+        return [batch.inputs.shape[1] for batch in batches]
+
+    found = [widths(step) for step in range(4)]
+    assert len({tuple(each) for each in found}) > 1
+    next(job.train_loader.micro_batches(step=2, target=8, sizes=(3, 3, 2)))  # and no further
+    assert [widths(step) for step in (2, 0, 1, 3)] == [found[step] for step in (2, 0, 1, 3)]
 
 
 def test_an_evaluation_by_length_has_the_same_figures_and_fewer_tokens() -> None:

@@ -34,6 +34,15 @@ def test_a_row_is_shown_in_its_own_units() -> None:
     assert row_text(columns, np.array([0, 0, 0], np.float32)) == "size 100, city ?"
 
 
+@pytest.mark.parametrize("numbers", [[1] + [0] * 49, [1_700_000_017, 1_700_000_020], [1e-9, 3.25e-9]])
+def test_numbers_of_a_table_read_as_they_were_written(numbers: list[float]) -> None:
+    """Not as float32 rounds them: a zero was 5.96046e-08."""
+    column = Column.of_numbers("n", np.array(numbers))
+    rows = column.normalised(np.array(numbers))
+    shown = [row_text([column], rows[[place]]) for place in range(len(numbers))]
+    assert shown == [f"n {number:.6g}" for number in numbers]
+
+
 @pytest.mark.slow
 def test_exhibits_of_numbers_agree_with_the_evaluation(tmp_path: Path) -> None:
     dataset = read(table(tmp_path, lines(120)))

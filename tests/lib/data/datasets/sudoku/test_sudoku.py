@@ -318,7 +318,9 @@ def test_puzzles_that_are_changed_ahead_are_those_of_the_fly(placement: Placemen
             return [
                 torch.stack((batch.inputs, batch.targets))
                 for step in steps
-                for batch in loader.micro_batches(step=step, target=12, first=6 * rank, sizes=(4, 2))
+                for batch in loader.micro_batches(
+                    step=step, target=12, firsts=(6 * rank, 6 * rank + 4), sizes=(4, 2)
+                )
             ]
 
     fly = batches(range(4), 0)  # 48 samples: three epochs, in steps that straddle them
