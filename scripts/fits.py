@@ -30,6 +30,7 @@ from lib.nn.four_bit import pack
 from lib.nn.lora import adapt
 from lib.nn.packages import import_extra
 from lib.nn.weights import head_of
+from lib.optim.adam_8bit import Adam8bit
 from lib.plan.cost import LIST, price_of
 from lib.plan.fitting import GAPS, largest_fitting, split_under
 from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
@@ -42,7 +43,6 @@ from train.planning.memory_estimate import with_gaps
 STEPS = 1000  # whose money is shown
 SHORTEST = 128  # tokens, below which no sequence is offered
 SHOWN = 0.01  # share of the need from which a part is shown
-IN_8_BITS = (1 + 4 / 256) / 4  # share of Adam's fp32 state in 8 bits with a scale per 256 values
 HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
 _PHASES = ("forward pass", "backward pass", "optimizer step")  # of Report.phases
 WORDS, NUMBERS = ("model", "gpu", "precision", "checkpoint", "price", "out"), ("seq", "lora", "target")
@@ -53,6 +53,7 @@ class Request:
     """A model, and how it is trained.
 
     seq: tokens of a sample, if any. lora: the rank, 0 for all weights. four_bit: of the frozen layers.
+    eight_bit: of the optimizer's state.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Request:
     lora: int
     checkpoint: bool
     four_bit: bool = False
+    eight_bit: bool = False
 
     def build(self) -> nn.Module:
         """Make the model, within a simulation."""
@@ -208,7 +210,11 @@ def step_time(report: Report, request: Request, gpu: Gpu, accumulation: int) -> 
 @functools.cache
 def traced(request: Request, kind: Kind) -> Callable[[int], Report]:
     """Return the function from a number of samples to the report. Raises ConfigError in one line."""
-    options = {"precision": request.precision, "expandable_segments": expandable_segments()}
+    options: dict[str, Any] = {
+        "precision": request.precision,
+        "expandable_segments": expandable_segments(),
+        "optimizer": Adam8bit if request.eight_bit else torch.optim.AdamW,
+    }
     try:
         report_of = reports(request.build, request.inputs(), device=kind, **options)
         report_of(1)
@@ -225,7 +231,7 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str
     checkpoint, lora = "CHECKPOINT=y", f"LORA={small.lora}"
     tries: list[tuple[str, Request, Callable[[], Mapping[str, float]]]] = [
         (checkpoint, again, dict),
-        ("8-bit optimizer state", request, lambda: {"optimizer": IN_8_BITS}),
+        ("8-bit optimizer state", dataclasses.replace(request, eight_bit=True), dict),
         (lora, small, dict),
         (f"{lora} {checkpoint}", both, dict),
         (f"{lora} {checkpoint}, 4-bit weights", dataclasses.replace(both, four_bit=True), dict),

@@ -150,7 +150,7 @@ def test_a_language_model_of_a_configuration(
 def test_the_nearest_change_that_would_fit(
     tokens: int, less: int, nearest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(fits, "IN_8_BITS", 1.0)  # not this one
+    monkeypatch.setattr(fits, "Adam8bit", torch.optim.AdamW)  # not this one
     own = fits.Request(model="hf:config.json", precision="fp32", seq=tokens, lora=0, checkpoint=False)
     free = fits.traced(own, "cuda")(1).need_bytes - less
     monkeypatch.setattr(fits, "parse_gpu", lambda name: with_free(parse_gpu(name), free))
@@ -172,17 +172,14 @@ def with_free(machine: Hardware, free_bytes: int) -> Hardware:
 
 def test_state_in_8_bits_and_weights_in_4() -> None:
     own = fits.Request(model="hf:config.json", precision="fp32", seq=8, lora=0, checkpoint=False)
-    whole, small = fits.traced(own, "cuda")(1), fits.IN_8_BITS
-    assert small == pytest.approx(2.03125 / 8), "a byte and a 256th of four for each of two numbers"
+    small = fits.traced(dataclasses.replace(own, eight_bit=True), "cuda")(1)
+    whole = fits.traced(own, "cuda")(1)
+    assert small.parts["optimizer"] == pytest.approx(whole.parts["optimizer"] * 2.03125 / 8, rel=0.01)
     factors = fits.sharded(own, 4)
     assert factors["optimizer"] == pytest.approx(1 / 4, rel=0.01) and factors["parameters"] > 1 / 4, (
         "gathered ones"
     )
-    need = whole.need_bytes - (1 - small) * whole.parts["optimizer"]
-    assert next(fits.changes(own, "cuda", round(need) + 2**23))[0] in (
-        "CHECKPOINT=y",
-        "8-bit optimizer state",
-    )
+    assert next(fits.changes(own, "cuda", small.need_bytes))[0] in ("CHECKPOINT=y", "8-bit optimizer state")
     # Three of 4 layers of 512 x 512, for the last is the head, with 4.127 bits a weight in place of 32. The
     # allocator rounds scales of scales and tables of values up to 512 bytes.
     adapters = dataclasses.replace(own, lora=4)

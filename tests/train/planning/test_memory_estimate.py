@@ -271,6 +271,9 @@ def test_each_choice_shows_where_it_should() -> None:
     assert plain["gradients"] == parameters, "those of the first micro-batch"
     assert "averages" not in found(ema=False)
     assert found(optimizer="sgd", momentum=0.9)["optimizer"] == parameters
+    wide = {"model_options": {**config.model_options, "width": 128}}
+    eight = found(adam_8bit=True, **wide)["optimizer"] / found(**wide)["optimizer"]
+    assert 2.03 / 8 < eight < 0.27, "weights of few values have it in full"
     alone = dataclasses.replace(TRIAL, accumulates=False)
     assert sum(found(alone).values()) < sum(plain.values())
     several = dataclasses.replace(alone, several_devices=True)
