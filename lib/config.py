@@ -217,6 +217,7 @@ class Config:
 
     # Optimizer and loss
     optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]
+    adam_8bit: bool
     label_smoothing: float
     class_weights: str  # "", "balanced" or numbers
     optim: OptimOptions

@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -21,14 +22,15 @@ from torch import nn
 from lib import atomic
 from lib.devices.host import allocator_text, expandable_segments
 from lib.distributed.fsdp import weight_units
-from lib.errors import ConfigError, run_main
-from lib.memory.any_module import Report, reports
+from lib.errors import ConfigError, meant, run_main
+from lib.memory.any_module import AnyPrecision, Report, reports
 from lib.memory.simulation import simulation
 from lib.memory.twin import RealConstants
 from lib.nn.four_bit import pack
 from lib.nn.lora import adapt
 from lib.nn.packages import import_extra
 from lib.nn.weights import head_of
+from lib.optim.adam_8bit import Adam8bit
 from lib.plan.cost import LIST, price_of
 from lib.plan.fitting import GAPS, largest_fitting, split_under
 from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
@@ -41,8 +43,8 @@ from train.planning.memory_estimate import with_gaps
 STEPS = 1000  # whose money is shown
 SHORTEST = 128  # tokens, below which no sequence is offered
 SHOWN = 0.01  # share of the need from which a part is shown
-IN_8_BITS = (1 + 4 / 256) / 4  # share of Adam's fp32 state in 8 bits with a scale per 256 values
 HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
+_PHASES = ("forward pass", "backward pass", "optimizer step")  # of Report.phases
 WORDS, NUMBERS = ("model", "gpu", "precision", "checkpoint", "price", "out"), ("seq", "lora", "target")
 
 
@@ -51,6 +53,7 @@ class Request:
     """A model, and how it is trained.
 
     seq: tokens of a sample, if any. lora: the rank, 0 for all weights. four_bit: of the frozen layers.
+    eight_bit: of the optimizer's state.
     """
 
     model: str
@@ -59,6 +62,7 @@ class Request:
     lora: int
     checkpoint: bool
     four_bit: bool = False
+    eight_bit: bool = False
 
     def build(self) -> nn.Module:
         """Make the model, within a simulation."""
@@ -82,9 +86,11 @@ class Request:
         """Return the shapes of one sample, with labels where the model takes them."""
         source, _, name = self.model.partition(":")
         if source == "timm":
-            if not import_extra("timm").is_model(name):
-                raise ConfigError(f"MODEL={self.model} is no model of the installed timm")
-            return (1, *import_extra("timm").get_pretrained_cfg(name).input_size)
+            timm: Any = import_extra("timm")
+            if not timm.is_model(name):
+                todo = meant(name, timm.list_models(), listed="timm.list_models() has them all")
+                raise ConfigError(f"MODEL={self.model} is no model of the installed timm", todo=todo)
+            return (1, *timm.get_pretrained_cfg(name).input_size)
         make = _of_transformers(name)
         given, takes, kind = make.args[0], make.func.main_input_name, make.func.__name__  # type: ignore[attr-defined]
         text = (1, self.seq or min(2048, getattr(given, "max_position_embeddings", 2048)))
@@ -114,7 +120,11 @@ def main() -> int:
     if options.checkpoint not in ("", "y", "n"):
         raise ConfigError(f"CHECKPOINT={options.checkpoint} is neither y nor n")
     given = {name: getattr(options, name) for name in ("model", "seq", "lora")}
-    request = Request(**given, precision=options.precision or "bf16", checkpoint=options.checkpoint == "y")
+    precision = options.precision or "bf16"
+    if precision not in get_args(AnyPrecision):
+        todo = meant(precision, get_args(AnyPrecision))
+        raise ConfigError(f"PRECISION={precision} is not predicted for", todo=todo)
+    request = Request(**given, precision=precision, checkpoint=options.checkpoint == "y")
     price_of(options.price, None)  # before what takes long
     machines = [(name, parse_gpu(name)) for name in machine_names(options.gpu)]
     machines = [(name, each) for name, each in machines if each.kind != "tpu" and len(each.devices) == 1]
@@ -200,7 +210,11 @@ def step_time(report: Report, request: Request, gpu: Gpu, accumulation: int) -> 
 @functools.cache
 def traced(request: Request, kind: Kind) -> Callable[[int], Report]:
     """Return the function from a number of samples to the report. Raises ConfigError in one line."""
-    options = {"precision": request.precision, "expandable_segments": expandable_segments()}
+    options: dict[str, Any] = {
+        "precision": request.precision,
+        "expandable_segments": expandable_segments(),
+        "optimizer": Adam8bit if request.eight_bit else torch.optim.AdamW,
+    }
     try:
         report_of = reports(request.build, request.inputs(), device=kind, **options)
         report_of(1)
@@ -217,7 +231,7 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str
     checkpoint, lora = "CHECKPOINT=y", f"LORA={small.lora}"
     tries: list[tuple[str, Request, Callable[[], Mapping[str, float]]]] = [
         (checkpoint, again, dict),
-        ("8-bit optimizer state", request, lambda: {"optimizer": IN_8_BITS}),
+        ("8-bit optimizer state", dataclasses.replace(request, eight_bit=True), dict),
         (lora, small, dict),
         (f"{lora} {checkpoint}", both, dict),
         (f"{lora} {checkpoint}, 4-bit weights", dataclasses.replace(both, four_bit=True), dict),
@@ -272,10 +286,11 @@ def drawn(report: Report, title: str) -> bytes:
 
     def draw(axes: Any) -> None:
         axes.stackplot(range(sizes.shape[1]), sizes, labels=names)
-        for name, mark in zip(report.phases, report.marks, strict=False):
-            axes.axvline(mark - first, color="black", linewidth=0.8)
-            axes.text(mark - first, axes.get_ylim()[1], f" {name}", va="top")
-        axes.set(xlabel="allocations and releases of a step", ylabel="GB of tensors")
+        edges = [mark - first for mark in report.marks]
+        for edge in edges[1:-1]:
+            axes.axvline(edge, color="black", linewidth=0.8)
+        axes.set_xticks([sum(ends) / 2 for ends in pairwise(edges)], _PHASES)
+        axes.set(xlabel="phase of a step, as wide as it has allocations and releases", ylabel="GB of tensors")
 
     return draw_page([draw], rows=1, inches=(9, 5), fontsize=9, title=f"{title}, batch {report.batch}")
 

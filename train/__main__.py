@@ -75,10 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--prompt", default="\n", help="the text to continue; default: a new line")
     temperature = partial(non_negative, variable="TEMPERATURE")
     top_k, seed, tokens = (partial(whole_number, variable=v, least=0) for v in ("TOP_K", "SEED", "TOKENS"))
-    sample.add_argument("--temperature", type=temperature, default=0.8, help="0: greedy")
-    sample.add_argument("--top-k", type=top_k, default=0, help="sample from this many tokens; 0: all")
-    sample.add_argument("--seed", type=seed, default=1, help="random seed")
-    sample.add_argument("--tokens", type=tokens, default=200, help="number of new tokens")
+    # By default greedy are answers, which are compared, and sampled is text.
+    for command, warmth in ((sample, 0.8), (predict, None)):
+        command.add_argument("--temperature", type=temperature, default=warmth, help="0: greedy")
+        rest = (("--top-k", top_k, 0), ("--seed", seed, 1), ("--tokens", tokens, 200))
+        for option, kind, usual in rest:
+            command.add_argument(option, type=kind, default=usual if command is sample else None)
     predict.add_argument("--input", default="", help="files, a folder, or - for standard input")
     predict.add_argument(
         "--out", type=Path, help="file to write: .csv, .json or .jsonl; default: print a few"
@@ -113,6 +115,8 @@ def _with_configuration(options: argparse.Namespace, requested: kconf.Resolved, 
     """Run a command on .config."""
     with importing():
         if options.command == "plan":
+            import torch._dynamo  # noqa: F401 - the first trace would, while garbage is collected
+
             from train.planning.command import plan
         elif options.command == "probe":
             from train.planning.autotune import probe_command
@@ -150,6 +154,8 @@ def _with_stored_run(options: argparse.Namespace) -> int:
     if options.command == "eval":
         return stored_run.evaluate(options.run, **which)
     if options.command == "predict":
+        own = {name: getattr(options, name) for name in ("temperature", "top_k", "tokens", "seed")}
+        which |= {"sampling": {name: value for name, value in own.items() if value is not None}}
         return predict.command(options.run, **which, given=options.input, out=options.out, top=options.top)
     if options.command == "export":
         which |= {"directory": options.directory, "layout": options.format, "merge": options.merge == "y"}

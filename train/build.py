@@ -187,6 +187,7 @@ def optimizer_of(config: Config, plan: Plan, model: nn.Module) -> torch.optim.Op
         adam_beta1=optim.adam_beta1,
         adam_beta2=optim.adam_beta2,
         adam_eps=optim.adam_eps,
+        adam_8bit=config.adam_8bit,
         layer_decay=optim.layer_decay,
         muon_learning_rate=scaled(optim.muon_learning_rate),
         sign_learning_rate=scaled(optim.sign_learning_rate),

@@ -39,7 +39,7 @@ from train.export_card import (
     answers_in_logits,
     card,
     check_replaceable,
-    copy_licence,
+    copy_beside,
     exported_shape,
     facts_of,
 )
@@ -106,9 +106,9 @@ def export(
     """
     _check_request(layout, directory)
     spec, answers = restored.data.dataset.spec, _answers(layout, merge, restored.job.config)
-    dtype = torch.float32
+    dtype, merged = torch.float32, None
     if merge:
-        restored, dtype = _merged(restored, log)
+        restored, dtype, merged = _merged(restored, log)
     job = restored.job
     with _staged(directory) as folder, evaluated_weights(job):
         model = copy.deepcopy(job.model).to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
@@ -125,9 +125,10 @@ def export(
                 _write_graph(Graph(model, spec, answers), given, folder / f"model.{layout}", impossible)
             else:
                 weights = _write_weights(model.to(dtype), job, layout, folder)
-        copy_licence(job.config, folder, log)
+        licences = copy_beside(job.config, restored.data.dataset, folder, log)
         difference = _difference_outside(folder, layout, weights, outputs, spec, log)
-        facts = facts_of(restored, layout=layout, difference=difference)
+        known: dict[str, Any] = {"dtype": dtype, "merged": merged, "licences": licences}
+        facts = facts_of(restored, layout=layout, difference=difference, **known)
         (folder / "model.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
         (folder / "README.md").write_text(card(facts), "utf-8")
     return difference
@@ -152,8 +153,8 @@ def _impossible(config: Config, layout: str, why: str) -> ConfigError:
     return ConfigError(what, why=reason, todo="FORMAT=safetensors writes its weights")
 
 
-def _merged(restored: Restored, log: Callable[[str], None]) -> tuple[Restored, torch.dtype]:
-    """Return `restored` with its adapters in the weights, and the type to store; log evaluations of both."""
+def _merged(restored: Restored, log: Callable[[str], None]) -> tuple[Restored, torch.dtype, dict[str, float]]:
+    """Return `restored` with adapters in the weights, the type to store, and figures; log those of both."""
     from lib.nn.lora import merge
     from train.adapters import base_dtype
 
@@ -166,11 +167,11 @@ def _merged(restored: Restored, log: Callable[[str], None]) -> tuple[Restored, t
         restored_layers = merge(model, dtype)
         own: dict[str, Any] = {"model": model, "wrapped": model, "forward": model, "ema": None}
         job = dataclasses.replace(job, **own, adapters=None)
-        after = format_evaluation(evaluate(job))
-    log(f"With adapters: {before}; merged, in {str(dtype)[6:]}: {after} ({part})")
+        after = evaluate(job)
+    log(f"With adapters: {before}; merged, in {str(dtype)[6:]}: {format_evaluation(after)} ({part})")
     if restored_layers:
         log(f"{restored_layers} layers were in 4 bits: their merged weights are not those of the base")
-    return dataclasses.replace(restored, job=job), dtype
+    return dataclasses.replace(restored, job=job), dtype, after
 
 
 def _answers(layout: str, merge: bool, config: Config) -> Answers | None:

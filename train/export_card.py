@@ -10,9 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lib import plugin_folders
 from lib.config import Config
-from lib.data.types import ImageSpec
+from lib.data.datasets.chat.spec import ChatSpec
+from lib.data.datasets.chat.templates import PlainTemplate, template_of
+from lib.data.types import Dataset, ImageSpec
 from lib.errors import ConfigError
 from lib.runs import metrics
 from lib.runs.metrics import NOT_METRICS
@@ -69,8 +73,20 @@ def check_replaceable(directory: Path, layout: str) -> None:
         raise ConfigError(f"DIRECTORY={directory} is in use", why=why, todo="name a new folder")
 
 
-def facts_of(restored: Restored, *, layout: str, difference: float | None) -> dict[str, Any]:
-    """Return the content of model.json."""
+def facts_of(
+    restored: Restored,
+    *,
+    layout: str,
+    difference: float | None,
+    dtype: torch.dtype,
+    merged: dict[str, float] | None,
+    licences: list[str],
+) -> dict[str, Any]:
+    """Return the content of model.json.
+
+    dtype: of the stored weights. merged: figures after merging adapters, None without. licences: names of
+    the files with those of the base.
+    """
     job, dataset = restored.job, restored.data.dataset
     spec: Any = dataset.spec
     tokenizer = dataset.tokenizer and dataset.tokenizer.to_json()
@@ -87,10 +103,13 @@ def facts_of(restored: Restored, *, layout: str, difference: float | None) -> di
         "tokenizer": tokenizer,
         "data": _PATH.sub(r"\1", dataset.source),
         "evaluation": _evaluation(restored),
+        "evaluation_merged": merged,
         "evaluated_on": evaluation_part(job.config, dataset),
         "base_model": getattr(first_weights(job.config), "name", None),
-        "license": UNKNOWN,
+        "license": "other" if licences else UNKNOWN,
+        "license_files": licences,
         "trained_in": job.plan.precision,
+        "stored_in": str(dtype).removeprefix("torch."),
         "largest_difference": difference,
     }
 
@@ -137,7 +156,9 @@ def _evaluation(restored: Restored) -> dict[str, float]:
 
 def card(facts: dict[str, Any]) -> str:
     """Return the README.md of an exported model, from its `facts_of`."""
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in facts["evaluation"].items())
+    before, merged = (_figures(facts[name] or {}) for name in ("evaluation", "evaluation_merged"))
+    figures = f"{merged}; before adapters were merged {before}" if merged else before
+    licences, graph = facts["license_files"], facts["format"] in ("pt2", "onnx")
     difference, data = facts["largest_difference"], facts["data"]
     is_bare = facts["format"] in ("safetensors", "adapter")  # weights, whose program is not known
     rows = {
@@ -145,8 +166,11 @@ def card(facts: dict[str, Any]) -> str:
         "evaluation": f"{figures or UNKNOWN} ({facts['evaluated_on']}), step {facts['step']}",
         "data": data + ("" if "SHA-256" in data else "; content hash unknown"),
         "base model": facts["base_model"] or "none: trained from random weights",
-        "licence": "unknown: the run records none of its data and weights",
-        "precision": f"evaluated in {facts['trained_in']}; these files compute in fp32",
+        "licence": f"that of the base model, in {', '.join(licences)}; of the data unknown"
+        if licences
+        else "unknown: the run records none of its data and weights",
+        "precision": f"evaluated in {facts['trained_in']}; "
+        + ("these files compute in fp32" if graph else f"these weights are {facts['stored_in']}"),
         "largest difference from the run": "outputs not compared"
         if difference is None
         else f"{difference:.1e}",
@@ -154,8 +178,9 @@ def card(facts: dict[str, Any]) -> str:
         "output": "those of the model" if is_bare else facts["output"],
     }
     table = "\n".join(f"| {name} | {str(value).replace('|', '/')} |" for name, value in rows.items())
+    link = f"\nlicense_name: that-of-the-base-model\nlicense_link: {licences[0]}" if licences else ""
     return f"""---
-license: {UNKNOWN}
+license: {facts["license"]}{link}
 ---
 # {facts["model"]}, trained on {facts["spec"]["name"]}
 
@@ -173,6 +198,10 @@ Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisa
 """
 
 
+def _figures(evaluation: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in evaluation.items())
+
+
 def first_weights(config: Config) -> Path | None:
     """Return the file or directory of the weights that training started from; None for random ones."""
     directory = config.model_options.get("dir")
@@ -186,8 +215,20 @@ def _path(named: object) -> Path:
     return plugin_folders.ROOT / Path(str(named)).expanduser()
 
 
-def copy_licence(config: Config, folder: Path, log: Callable[[str], None]) -> None:
-    """Copy the licence and the notice beside the model and its first weights, and log which."""
+def copy_beside(config: Config, dataset: Dataset, folder: Path, log: Callable[[str], None]) -> list[str]:
+    """Copy the licence and the notice beside the model and its first weights; log and return their names.
+
+    A tokenizer in `folder` gets the chat template that the run was trained with, if it has none of its own.
+    """
+    if isinstance(dataset.spec, ChatSpec) and [*folder.glob("tokenizer*")]:
+        assert dataset.tokenizer is not None
+        template = template_of(dataset.tokenizer)
+        if isinstance(template, PlainTemplate):
+            plain = template.jinja()
+            if plain is None:
+                log("No chat template was written: the plain one has other tokens in transformers")
+            else:
+                (folder / "chat_template.jinja").write_text(plain, "utf-8")
     named = config.model_options.get("dir") or config.weights.initial_weights
     base = _path(named) if named else folder
     beside = sorted((base.parent if base.is_file() else base).glob("*"))
@@ -196,3 +237,4 @@ def copy_licence(config: Config, folder: Path, log: Callable[[str], None]) -> No
         shutil.copy(file, folder / file.name)
     if found:
         log(f"Copied from {base}: {', '.join(file.name for file in found)}")
+    return [file.name for file in found]

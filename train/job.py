@@ -208,9 +208,11 @@ def saves_beside(job: Job, *, free_bytes: int, is_sharded: bool) -> tuple[bool, 
 def state_bytes(job: Job) -> int:
     """Return the bytes of saved weights, averages and optimizer state, over all shards."""
     weights = [each for each in job.model.parameters() if job.adapters is None or each.requires_grad]
-    return _bytes_of(weights) + sum(
-        (_moments(group) + job.config.optim.ema) * _bytes_of(group["params"])
-        for group in job.optimizer.param_groups
+    return _bytes_of(weights) + round(
+        sum(
+            (_moments(group) + job.config.optim.ema) * _bytes_of(group["params"])
+            for group in job.optimizer.param_groups
+        )
     )
 
 
@@ -221,8 +223,12 @@ def _usable_bytes(job: Job, free_bytes: int) -> int:
     return round(free_bytes * FREE_MEMORY_MARGIN)
 
 
-def _moments(group: dict[str, Any]) -> int:
+def _moments(group: dict[str, Any]) -> float:
     """Return the numbers that an optimizer keeps for each number of the weights of `group`."""
+    if "decoupled" in group:
+        from lib.optim.adam_8bit import SHARE
+
+        return 2 * SHARE
     if "betas" in group:  # the rules of Adam, but for weights that are updated by the sign
         return 0 if group.get("sign") else 2
     return 1 if group["momentum"] else 0  # SGD, and Muon's matrices

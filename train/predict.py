@@ -7,10 +7,11 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,20 @@ from torch import Tensor
 
 from lib import atomic, units
 from lib.data import EvalLoader, LoaderConfig
+from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.inputs import Inputs, read_inputs, split_inputs, unlabelled
-from lib.data.types import Spec
+from lib.data.types import Dataset, Spec
 from lib.errors import ConfigError
 from lib.nn.precision import full_precision
 from lib.runs.console import Console
+from train.generate import Sampling
 from train.job import Job, evaluated_weights
 from train.record import log
 from train.stored_run import Restored, restore
 from train.tasks.base import answers_of
 
 SUFFIXES = (".csv", ".json", ".jsonl")
+GREEDY: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "tokens": 200, "seed": 1}
 SHOWN_ROWS, SHOWN_COLUMNS = 20, 6  # of a table on the screen
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
@@ -58,16 +62,37 @@ def predict(
     inputs: Inputs,
     *,
     top: int = 0,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
     log: Callable[[str], None] = lambda _: None,
     progress: Progress = lambda *_: None,
 ) -> Predictions:
-    """Return what a run predicts of `inputs` (`lib.data.inputs.read_inputs`).
+    """Return what a run predicts of `inputs` (`lib.data.inputs.read_inputs`), or answers to conversations.
 
     The preprocessing, weights and precision are those of `make eval`. top: keep the probabilities of this
-    many classes; 0: of each. Raises ConfigError for inputs that cannot be read or do not fit, and for a run
-    whose task has no predictions.
+    many classes; 0: of each. sampling: fields of Sampling, of answers; greedy decoding by default. Raises
+    ConfigError for inputs that cannot be read or do not fit, and for a run whose task has no predictions.
     """
     job, dataset = restored.job, restored.data.dataset
+    chats = isinstance(dataset.spec, ChatSpec)
+    if top and chats:
+        raise ConfigError(f"TOP={top} is for classes, and the run answers conversations", todo="leave it out")
+    if sampling and not chats:
+        first = next(iter(sampling)).upper()
+        raise ConfigError(f"{first}= is for answers, and the run writes none", todo="leave it out")
+    predicted = _answered if chats else _predicted
+    names, columns = predicted(job, dataset, inputs, top=top, sampling=sampling, log=log, progress=progress)
+    return Predictions(
+        run=restored.run.path,
+        step=restored.step,
+        precision=job.plan.precision,
+        names=tuple(names),
+        columns=columns,
+    )
+
+
+def _predicted(
+    job: Job, dataset: Dataset, inputs: Inputs, *, top: int, log: Callable[[str], None], **others: Any
+) -> tuple[list[str], dict[str, npt.NDArray[Any]]]:
     answers = answers_of(job.config)
     columns = answers.predictions(dataset.spec, class_names=dataset.class_names, top=top)
     names, parts = list[str](), list[npt.NDArray[Any]]()
@@ -78,14 +103,20 @@ def predict(
             parts.append(answers.postprocess(outputs, dataset.spec).cpu().numpy())
             names += rows.names
             if len(names) < total:
-                progress(len(names), total)
-    return Predictions(
-        run=restored.run.path,
-        step=restored.step,
-        precision=job.plan.precision,
-        names=tuple(names),
-        columns=columns(np.concatenate(parts)),
-    )
+                others["progress"](len(names), total)
+    return names, columns(np.concatenate(parts))
+
+
+def _answered(
+    job: Job, dataset: Dataset, inputs: Inputs, *, sampling: Mapping[str, Any], **others: Any
+) -> tuple[list[str], dict[str, npt.NDArray[Any]]]:
+    from train.tasks.chat.exhibits import answered
+
+    if isinstance(inputs, np.ndarray | Mapping):
+        raise ConfigError("conversations are no array and no table", todo="name files of JSON Lines")
+    paths = [str(path) for path in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    own = Sampling(**{**GREEDY, **sampling})
+    return answered(job, dataset, paths, sampling=own, log=others["log"], progress=others["progress"])
 
 
 @torch.no_grad()
@@ -102,7 +133,17 @@ def outputs_of(job: Job, spec: Spec, inputs: npt.NDArray[Any]) -> Tensor:
     return full_precision(outputs)
 
 
-def command(name: str, *, root: Path, runs: Path, best: bool, given: str, out: Path | None, top: int) -> int:
+def command(
+    name: str,
+    *,
+    root: Path,
+    runs: Path,
+    best: bool,
+    given: str,
+    out: Path | None,
+    top: int,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
+) -> int:
     """Write the predictions of run `name` for INPUT= to `out`, or print the first of them."""
     if not given:
         raise ConfigError("there is nothing to predict", todo="name files, a folder or - by INPUT=")
@@ -111,7 +152,7 @@ def command(name: str, *, root: Path, runs: Path, best: bool, given: str, out: P
         _check_out(out, inputs)
     restored = restore(name, root=root, runs=runs, best=best, needs_data=False, check=answers_of)
     with _progress() as progress:
-        found = predict(restored, inputs, top=top, log=log, progress=progress)
+        found = predict(restored, inputs, top=top, sampling=sampling, log=log, progress=progress)
     if out is None:
         _print(found)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lib.errors import ConfigError, ToolkitError
 from lib.nn.model_code import code_facts
 from lib.plan import plan as decide
 from lib.plan.types import Plan
+from lib.plugins import DATASETS
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, trains
@@ -212,7 +214,8 @@ def _without_data(run: RunDir, config: Config) -> TrainingData | None:
     if not objects_of(run, "preprocess")[0]["preprocess"]:
         log(f"{run.path} does not say how its data are read (preprocess.json): they are opened")
         return None
-    dataset = stored(run, "preprocess", stored_dataset)
+    names = vars(DATASETS.load(config.dataset))
+    dataset = stored(run, "preprocess", partial(stored_dataset, plugin=names))
     return None if dataset is None else make_training_data(config, dataset)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from lib.config import Config
 from lib.data.types import Dataset, TextSpec, TokenPart
+from lib.devices.host import given_to_make
 from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
 from lib.plan.types import COLLECTIVE_FORWARD, Hardware
 from lib.runs.metrics import format_value
@@ -138,6 +139,7 @@ def next_commands(run: Path, config: Config, dataset: Dataset, *, root: Path) ->
     """Format three commands that look at the run in directory `run`, which is the newest of its directory."""
     where, is_default = run.parents[1], run.parents[1].absolute() == root / "runs"
     given = "" if is_default else f" {_quoted('O', where.parent)}"
+    given += _environment()
     samples = isinstance(dataset.spec, TextSpec) and dataset.tokenizer is not None
     commands = {
         "report": "write a page about it",
@@ -154,7 +156,12 @@ def next_commands(run: Path, config: Config, dataset: Dataset, *, root: Path) ->
 
 def resume_command(run: Path) -> str:
     """Return the shell command that resumes the run in directory `run`."""
-    return f"make resume {_quoted('RUN', run)}"
+    return f"make resume {_quoted('RUN', run)}{_environment()}"
+
+
+def _environment() -> str:
+    """Return what chose the Python environment of this run, for further commands."""
+    return "".join(f" {word}" for word in given_to_make("VENV", "PYTHON"))
 
 
 def _quoted(variable: str, path: Path) -> str:

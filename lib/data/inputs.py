@@ -46,13 +46,16 @@ class Rows:
     inputs: npt.NDArray[Any]
 
 
-def stored_dataset(content: Mapping[str, Any]) -> Dataset | None:
+def stored_dataset(content: Mapping[str, Any], *, plugin: Mapping[str, Any]) -> Dataset | None:
     """Return the data set that preprocess.json describes, with a blank sample for each of its parts.
 
-    None for a kind of data that only a plug-in knows. Raises KeyError, TypeError or ValueError if `content`
+    plugin: names in the file of the data set, where a spec of tokens may be its own. None for another kind of
+    data that only a plug-in knows. Raises KeyError, TypeError or ValueError if `content`
     is malformed.
     """
-    kind = vars(types).get(content["kind"])
+    own = plugin.get(content["kind"])
+    of_tokens = isinstance(own, type) and issubclass(own, types.TokensSpec)
+    kind: Any = vars(types).get(content["kind"], own if of_tokens else None)
     if kind is None:
         return None
     spec = kind(**{name: _restored(value) for name, value in content["spec"].items()})
@@ -118,7 +121,7 @@ def read_inputs(
     if not hasattr(spec, "columns") and not hasattr(spec, "pad"):
         raise ConfigError(f"samples of {spec.name} cannot be read from files", todo="give an array")
     is_table = hasattr(spec, "columns")
-    files = _files(paths, (_TABLES if is_table else _TEXTS) | _ARRAYS)
+    files = files_of(paths, (_TABLES if is_table else _TEXTS) | _ARRAYS)
     read = [_from_file(file, dataset, log, is_table=is_table) for file in files]
     names = [name for part in read for name in part.names]
     return _split(Rows(names, np.concatenate([part.inputs for part in read])), rows)
@@ -130,7 +133,7 @@ def _split(whole: Rows, rows: int) -> tuple[int, Iterator[Rows]]:
     return len(whole.names), parts
 
 
-def _files(paths: Sequence[str], suffixes: frozenset[str]) -> list[str]:
+def files_of(paths: Sequence[str], suffixes: frozenset[str]) -> list[str]:
     """Return the files that `paths` name, those of a folder sorted. Raises ConfigError without one."""
     found: list[str] = []
     for path in paths:
@@ -155,7 +158,8 @@ def _looked_for(suffixes: Iterable[str]) -> str:
     return f"it reads {', '.join(sorted(suffixes))}"
 
 
-def _content(file: str) -> bytes:
+def content_of(file: str) -> bytes:
+    """Return the content of a file, or of standard input. Raises ToolkitError."""
     if file == STDIN:
         return sys.stdin.buffer.read()
     with os_errors("read"):
@@ -165,11 +169,11 @@ def _content(file: str) -> bytes:
 def _images(paths: list[str], spec: Any, rows: int) -> tuple[int, Iterator[Rows]]:
     """Images; STDIN has names of files, one per line."""
     if STDIN in paths:
-        listed = as_text(_content(STDIN)).splitlines()
+        listed = as_text(content_of(STDIN)).splitlines()
         paths = [name for path in paths for name in (listed if path == STDIN else [path])]
         if not paths:
             raise ConfigError("standard input is empty", todo="give it names of images, one per line")
-    files = _files(paths, SUFFIXES | _ARRAYS)
+    files = files_of(paths, SUFFIXES | _ARRAYS)
     arrays = [file for file in files if Path(file).suffix.lower() in _ARRAYS]
     if arrays:
         if len(files) > 1:
@@ -215,7 +219,7 @@ def _with_channels(image_CHW: Images, channels: int) -> Images:
 
 def _npz(file: str, spec: Any) -> Rows:
     try:
-        with np.load(io.BytesIO(_content(file)), allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(content_of(file)), allow_pickle=False) as arrays:
             names = arrays.files
             if len(names) > 1 and "inputs" not in names:
                 raise ConfigError(f"{file} has {len(names)} arrays", todo="call the one to predict inputs")
@@ -239,7 +243,7 @@ def _array(array: npt.NDArray[Any], file: str, spec: Any) -> Rows:
 
 
 def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_table: bool) -> Rows:
-    suffix, content = Path(file).suffix.lower(), _content(file)
+    suffix, content = Path(file).suffix.lower(), content_of(file)
     name = Path("standard input" if file == STDIN else file)
     if not is_table and suffix == ".npz":
         return _npz(file, dataset.spec)

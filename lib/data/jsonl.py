@@ -21,23 +21,27 @@ def training_and_validation(
     other: Path | None,
     percent: int | None,
     key: Callable[[T], str],
+    prefix: str,
 ) -> tuple[list[T], list[T]]:
     """Return the samples of `file` for training, and those of file `other`, or else `percent` of the former.
 
-    read: all of a file. key: the content of a sample, whose hash decides. Raises DataError if a part is
-    empty, and what `read` does.
+    read: all of a file. key: the content of a sample, whose hash decides. prefix: of the options' symbols.
+    Raises DataError if a part is empty, and what `read` does.
     """
     train, test = read(file), list[T]()
+    todo = "add some"
     if other is not None:
         test = read(other)
     else:
         assert percent is not None
+        if train:
+            todo = f"add others than these {len(train)}, or set CONFIG_{prefix}_VALIDATION_OTHER=y"
         held_out = held_out_by_hash(map(key, train), percent)
         parts = [[each for each, own in zip(train, held_out, strict=True) if own == part] for part in (0, 1)]
         train, test = parts
-    for part, samples in (("training", train), ("validation", test)):
+    for part, samples, source in (("training", train, file), ("validation", test, other or file)):
         if not samples:
-            raise DataError(f"{file}: no text is left for {part}", todo="add some")
+            raise DataError(f"{source}: no text is left for {part}", todo=todo)
     return train, test
 
 
@@ -47,16 +51,20 @@ def named(file: Path) -> str:
         return f"{file}, SHA-256 {hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}"
 
 
-def read_objects(file: Path, parse: Callable[[str, dict[str, Any]], T]) -> list[T]:
+def read_objects(
+    file: Path, parse: Callable[[str, dict[str, Any]], T], *, content: bytes | None = None
+) -> list[T]:
     """Return what `parse` makes of the place (file:line) and the object of every line that is not blank.
 
-    Raises ConfigError for a missing file, and with all lines that are no JSON object in UTF-8, have a key
-    twice, or for which `parse` raises one.
+    content: that of `file`, where it is no file. Raises ConfigError for a missing file, and with all lines
+    that are no JSON object in UTF-8, have a key twice, or for which `parse` raises one.
     """
-    if not file.is_file():
-        raise ConfigError(f"{file} is not there", todo="name a file of JSON objects, one on each line")
-    with os_errors("read"):
-        lines = file.read_bytes().split(b"\n")
+    if content is None:
+        if not file.is_file():
+            raise ConfigError(f"{file} is not there", todo="name a file of JSON objects, one on each line")
+        with os_errors("read"):
+            content = file.read_bytes()
+    lines = content.split(b"\n")
     parsed, faults = list[T](), list[str]()
     for number, line in enumerate(lines, start=1):
         if not line.strip():

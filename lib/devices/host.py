@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from importlib import metadata
@@ -189,3 +191,10 @@ def output(*command: str) -> str:
     except OSError:
         return ""
     return result.stdout.strip() if result.returncode == 0 else ""
+
+
+def given_to_make(*names: str) -> list[str]:
+    """Return the variables of these names that the command line of make sets, as a shell takes them."""
+    _, _, given = os.environ.get("MAKEFLAGS", "").partition("-- ")
+    words = (re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:[^\s\\]|\\.)+", given))
+    return [shlex.quote(word) for word in words if word.partition("=")[0] in names]

@@ -6,7 +6,7 @@ torch remembers that too, under keys of seventeen objects for each tensor, which
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -39,18 +39,33 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
         return False  # as in LiveBytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        key, kwargs = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()], kwargs or {}
-        if not (self._describe(key, args) and self._describe(key, tuple(kwargs.items()))):
-            return self.dispatch(func, types, args, kwargs)
-        facts = tuple(key)
+        kwargs = kwargs or {}
+        facts = self._facts(func, args, kwargs)
         if known := self._known.get(facts):
-            container, outputs = known
-            made = [again(self, args) for again in outputs]
-            return container(made) if container is not None else made[0]
+            return self._again(known, args, kwargs)
         result = self.dispatch(func, types, args, kwargs)
-        if facts not in self._known:
-            self._known[facts] = self._outputs(func, args, kwargs, result)
+        if facts and facts not in self._known:
+            resized = self._facts(func, args, kwargs) != facts  # such as an out= that was too small
+            self._known[facts] = None if resized else self._outputs(func, args, kwargs, result)
         return result
+
+    def recall(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what `func` makes if that is known, for a mode on top of this; else NotImplemented."""
+        known = self._known.get(self._facts(func, args, kwargs))
+        return self._again(known, args, kwargs) if known else NotImplemented
+
+    def _again(self, known: _Known, args: Any, kwargs: Any) -> Any:
+        container, outputs = known
+        given = (*args, *kwargs.values())
+        made = [again(self, given) for again in outputs]
+        return container(made) if container is not None else made[0]
+
+    def _facts(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """Return all that the results of `func` depend on, () where that is not known."""
+        key = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        where = _depends_on_place(func)
+        known = self._describe(key, args, where) and self._describe(key, tuple(kwargs.items()), where)
+        return tuple(key) if known else ()
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Derive the outputs of an operator, of grouped products also where torch's rule takes bf16 only."""
@@ -65,18 +80,20 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
                 return _create_grouped_mm_output_tensor(left, right, offsets, left.dtype)  # type: ignore[no-untyped-call]
         return super().dispatch(func, types, args, kwargs)
 
-    def _describe(self, key: list[Any], values: Sequence[Any]) -> bool:
+    def _describe(self, key: list[Any], values: Sequence[Any], where: bool) -> bool:
         """Append what results depend on of `values` to `key`; return False where that is not known."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor and value.fake_mode is self and _is_ordinary(value):
-                key += (value.shape, value.stride(), value.dtype, value.storage_offset(), value.requires_grad)
-                key += (value.untyped_storage().nbytes(), value.is_inference(), value.fake_device)
+                key += (value.shape, value.stride(), value.dtype, value.requires_grad)
+                key += (value.is_inference(), value.fake_device)
+                if where:
+                    key += (value.storage_offset(), value.untyped_storage().nbytes())
             elif kind in _PLAIN:
                 key += (kind, value)
             elif kind is list or kind is tuple:
                 key += (kind, len(value))
-                if not self._describe(key, value):
+                if not self._describe(key, value, where):
                     return False
             else:
                 return False
@@ -90,11 +107,13 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
             return None
         container = next((kind for kind in (list, tuple) if isinstance(result, kind)), None)
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        taken = {each.untyped_storage()._cdata for each in given}
-        outputs = [self._output(args, each, taken) for each in (result if container else [result])]
+        taken, everything = {each.untyped_storage()._cdata for each in given}, (*args, *kwargs.values())
+        where = _depends_on_place(func)
+        made = result if container else [result]
+        outputs = [self._output(everything, each, taken, where) for each in made]
         return None if None in outputs else (container, outputs)  # type: ignore[return-value]
 
-    def _output(self, args: Any, made: Any, taken: set[int]) -> _Again | None:
+    def _output(self, args: Any, made: Any, taken: set[int], where: bool) -> _Again | None:
         """Return how to make `made` again, and add a new storage to those that are `taken`."""
         if made is None or type(made) is int:
             return lambda *_: made
@@ -105,7 +124,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
         if same := [place for place, each in fakes if each is made]:
             return lambda _, args: args[same[0]]
         viewed = next((n for n, each in fakes if each.untyped_storage()._cdata == storage._cdata), None)
-        if viewed is None and storage._cdata in taken:
+        if storage._cdata in taken and (viewed is None or not where):
             return None
         taken.add(storage._cdata)
         options = {"dtype": made.dtype, "device": "meta", "requires_grad": made.requires_grad}
@@ -126,6 +145,12 @@ def _fake(shape: Any, offset: Any, viewed: int | None, options: Any, mode: Quick
     torch._C._set_throw_on_mutable_data_ptr(fake)
     vars(fake).update(mode.state)
     return fake
+
+
+@cache
+def _depends_on_place(func: Any) -> bool:
+    """Return True if results of `func` may lie in the storage of an argument, whose place then counts."""
+    return func.is_view or func is torch.ops.aten._unsafe_view.default
 
 
 def _is_ordinary(tensor: FakeTensor) -> bool:

@@ -7,13 +7,14 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate, groupby
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
@@ -137,13 +138,20 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
     ) -> Any:
         if func is _DEVICE_OF:
             return args[0].device
-        result = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        counter = FLOP_FORMULAS.get(func._overloadpacket)
+        kwargs = kwargs or {}
+        # A simulation knows most results, and can be asked without torch's dispatcher between.
+        recall = getattr(_get_current_dispatch_mode(), "recall", None)
+        result = recall(func, args, kwargs) if recall else NotImplemented
+        if result is NotImplemented:
+            result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            tensors = [result]
+        else:
+            tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        counter, launches = _work_of(func)
         if counter is not None:
-            self.flop_on[tensors[0].device] += counter(*args, **(kwargs or {}), out_val=result)
-        name = func._overloadpacket.__name__
-        self.launches += not (func.is_view or func.namespace in _HOST_ONLY or name in _WITHOUT_KERNEL)
+            self.flop_on[tensors[0].device] += counter(*args, **kwargs, out_val=result)
+        self.launches += launches
         self.add(tensors)
         return result
 
@@ -248,6 +256,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         if self._adopted is None:
             self._sizes[number] = storage.nbytes()
             self._events.append(Event(number, byte_count))
+
+
+@cache
+def _work_of(func: Any) -> tuple[Callable[..., int] | None, bool]:
+    """Return the formula of the FLOP of an operator, if it has one, and True if it launches a kernel."""
+    host = func.is_view or func.namespace in _HOST_ONLY or func._overloadpacket.__name__ in _WITHOUT_KERNEL
+    return FLOP_FORMULAS.get(func._overloadpacket), not host
 
 
 def _round_up(byte_count: int, granularity: int) -> int:

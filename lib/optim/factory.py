@@ -34,6 +34,7 @@ def make_optimizer(
     adam_beta1: float | None,
     adam_beta2: float | None,
     adam_eps: float | None,
+    adam_8bit: bool = False,
     layer_decay: float = 1.0,
     muon_learning_rate: float | None = None,
     sign_learning_rate: float | None = None,
@@ -48,9 +49,9 @@ def make_optimizer(
     A `layer_decay` below 1 splits each by depth. Rates are stored as "lr" and, for schedules, "peak_lr". What
     the rule does not use is None. A model that is Constrained is projected into its bounds after every step.
 
-    product_dtype: of Muon's matrix products; None: that of the weights. shard_state: each rank keeps the
-    state of some weights, updates them and sends them to the others. Raises ConfigError for Muon and a model
-    that does not name its hidden matrices.
+    adam_8bit: of Adam and AdamW, the state is in 8 bits. product_dtype: of Muon's matrix products; None: that
+    of the weights. shard_state: each rank keeps the state of some weights, updates them and sends them to the
+    others. Raises ConfigError for Muon and a model that does not name its hidden matrices.
     """
     split = functools.partial(_split_by_depth, model=model, rate=learning_rate, decay=layer_decay)
     if name == "adam_atan2":
@@ -66,23 +67,29 @@ def make_optimizer(
     if name == "sgd":
         rule, options = torch.optim.SGD, {"momentum": momentum, "nesterov": nesterov}
     assert None not in options.values() and None not in options.get("betas", ())
-    options |= {"lr": learning_rate, "fused": _can_fuse(groups, rule)}
+    options["lr"] = learning_rate
+    if adam_8bit:
+        return _prepared(_in_8_bits(groups, name, options), model)
+    options["fused"] = _can_fuse(groups, rule)
     optimizer = shard_optimizer_state(groups, rule, options) if shard_state else rule(groups, **options)
     if name == "sgd" and momentum:
         _start_at_rest(local_shard(optimizer))
     if name == "muon":
         from lib.optim.muon import Muon
 
-        assert isinstance(optimizer, torch.optim.AdamW)
-        assert muon_learning_rate is not None and momentum is not None
-        own: dict[str, Any] = {
-            "learning_rate": muon_learning_rate,
-            "momentum": momentum,
-            "nesterov": nesterov,
-        }
-        optimizer = Muon(hidden, optimizer, weight_decay=weight_decay, product_dtype=product_dtype, **own)
+        assert isinstance(optimizer, torch.optim.AdamW) and None not in (muon_learning_rate, momentum)
+        own: dict[str, Any] = {"learning_rate": muon_learning_rate, "momentum": momentum}
+        own |= {"nesterov": nesterov, "weight_decay": weight_decay, "product_dtype": product_dtype}
+        optimizer = Muon(hidden, optimizer, **own)
         optimizer.param_groups[-1:] = split(optimizer.param_groups[-1:])
     return _prepared(optimizer, model)
+
+
+def _in_8_bits(groups: list[dict[str, Any]], name: str, options: dict[str, Any]) -> torch.optim.Optimizer:
+    from lib.optim.adam_8bit import Adam8bit
+
+    assert name in ("adam", "adamw")
+    return Adam8bit(groups, decoupled=name == "adamw", **options)
 
 
 def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:

@@ -176,8 +176,9 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield facts.units is None, "the shapes of the weights are not known", "plan with the model itself"
     other = "another optimizer (not the same mathematics)"
     pipeline = context.layout.strategy == "pipeline"
-    yield config.optimizer == "muon" and not pipeline, "Muon works on whole matrices", other
-    yield config.optimizer == "adam_atan2" and not pipeline, "Adam-atan2 works on whole parameters", other
+    of_whole = {"muon": "Muon works on whole matrices", "adam_atan2": "Adam-atan2 works on whole parameters"}
+    yield not pipeline and config.optimizer in of_whole, of_whole.get(config.optimizer, ""), other
+    yield config.adam_8bit and not pipeline, "its state is in 8 bits", "CONFIG_ADAM_8BIT=n"
     if context.layout.strategy == "zero1":
         return
     no_chain, blocks = pipeline and facts.stages is None, len(facts.units or ()) - 1
@@ -193,8 +194,7 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield filters, "filters in channels-last order cannot be sharded", "CONFIG_CHANNELS_LAST=n"
     whole = facts.has_batchnorm and not config.norm_batch
     yield whole, "plain batch normalisation needs whole replicas", norm_batch_remedy(config)
-    why = "a weight without dimensions cannot be sharded"
-    yield () in shapes, why, "a model whose weights have some"
+    yield () in shapes, "a weight without dimensions cannot be sharded", "a model whose weights have some"
     compiles = config.compile == "manual" and config.compile_model
     yield compiles, "compiled models are not sharded", "CONFIG_COMPILE_MODEL=n"
 

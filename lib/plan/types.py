@@ -71,6 +71,7 @@ class ForeignConfig:
     dist_strategy: Literal["auto"] = "auto"
     dist_nnodes: str = "1"
     optimizer: str = ""  # unknown; only strategies that shard weights depend on it
+    adam_8bit: bool = False
 
     @property
     def target(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,32 @@ def test_it_answers_what_it_was_not_shown(runner: Runner) -> None:
 def test_it_answers_a_question_of_the_user(runner: Runner) -> None:
     options = ("--temperature", "0", "--tokens", "30")
     assert runner.run("sample", "--prompt", "cf", *options).splitlines()[-1] == " c, then f<end>"
+
+
+def test_files_of_questions_are_answered_without_the_data(runner: Runner, tmp_path: Path) -> None:
+    asked = {"messages": [{"role": "user", "content": "cf"}]}
+    right = {"messages": [*asked["messages"], {"role": "assistant", "content": "c, then f"}]}
+    wrong = {"messages": [*asked["messages"], {"role": "assistant", "content": "f, then c"}]}
+    lines, out = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    lines.write_text("\n".join(map(json.dumps, (asked, right, wrong))))
+    data = runner.folder / "chat.jsonl"
+    kept = data.rename(tmp_path / "away.jsonl")
+    try:
+        told = runner.run("predict", "--input", str(lines), "--out", str(out), "--tokens", "30")
+    finally:
+        kept.rename(data)
+    assert "exact match 0.5000 over 2 answers that are there" in told and "are cut" not in told
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["answer"] for row in found] == ["c, then f"] * 3
+    assert [row["wanted"] for row in found] == [None, "c, then f", "f, then c"]
+    assert [row["exact"] for row in found] == [None, True, False]
+    assert [row["input"] for row in found] == [f"{lines}:{number}" for number in (1, 2, 3)]
+    told = runner.run("predict", "--input", str(lines), "--out", str(out), "--tokens", "3")
+    assert "3 of 3 answers are cut at TOKENS=3" in told and "exact match 0.0000" in told
+    lines.write_text(json.dumps({"prompt": "x" * 70}) + "\n" + json.dumps({"prompt": "cf"}))
+    told = runner.run("predict", "--input", str(lines), status=2)
+    assert "there is no room for an answer: " in told and ":1 takes 87 tokens" in told
+    assert "TOP=3 is for classes" in runner.run("predict", "--input", str(lines), "--top", "3", status=2)
 
 
 def test_its_report_shows_answers(runner: Runner) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -60,6 +61,7 @@ def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timm = SimpleNamespace(
         is_model=lambda name: name == "images",
         create_model=lambda _: Images(),
+        list_models=lambda: ["images"],
         get_pretrained_cfg=lambda _: SimpleNamespace(input_size=(3, 32, 32)),
     )
 
@@ -111,6 +113,21 @@ def test_a_table_for_one_gpu_and_a_picture(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_picture_names_the_phases_of_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lib.scaling import pictures
+
+    axes = mock.Mock()
+    monkeypatch.setattr(pictures, "draw_page", lambda draws, **_: (draws[0](axes), b"")[1])
+    assert run(monkeypatch, model="timm:images", gpu="rtx3090", target="8", out=str(tmp_path / "a.png")) == 0
+    middles, names = axes.set_xticks.call_args.args
+    begin, end = (call.args[0] for call in axes.axvline.call_args_list)
+    assert names == ("forward pass", "backward pass", "optimizer step")
+    assert (
+        0 < middles[0] < begin < middles[1] < end < middles[2]
+        and "phase" in axes.set.call_args.kwargs["xlabel"]
+    )
+
+
 def test_a_language_model_of_a_configuration(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,7 +150,7 @@ def test_a_language_model_of_a_configuration(
 def test_the_nearest_change_that_would_fit(
     tokens: int, less: int, nearest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(fits, "IN_8_BITS", 1.0)  # not this one
+    monkeypatch.setattr(fits, "Adam8bit", torch.optim.AdamW)  # not this one
     own = fits.Request(model="hf:config.json", precision="fp32", seq=tokens, lora=0, checkpoint=False)
     free = fits.traced(own, "cuda")(1).need_bytes - less
     monkeypatch.setattr(fits, "parse_gpu", lambda name: with_free(parse_gpu(name), free))
@@ -155,17 +172,14 @@ def with_free(machine: Hardware, free_bytes: int) -> Hardware:
 
 def test_state_in_8_bits_and_weights_in_4() -> None:
     own = fits.Request(model="hf:config.json", precision="fp32", seq=8, lora=0, checkpoint=False)
-    whole, small = fits.traced(own, "cuda")(1), fits.IN_8_BITS
-    assert small == pytest.approx(2.03125 / 8), "a byte and a 256th of four for each of two numbers"
+    small = fits.traced(dataclasses.replace(own, eight_bit=True), "cuda")(1)
+    whole = fits.traced(own, "cuda")(1)
+    assert small.parts["optimizer"] == pytest.approx(whole.parts["optimizer"] * 2.03125 / 8, rel=0.01)
     factors = fits.sharded(own, 4)
     assert factors["optimizer"] == pytest.approx(1 / 4, rel=0.01) and factors["parameters"] > 1 / 4, (
         "gathered ones"
     )
-    need = whole.need_bytes - (1 - small) * whole.parts["optimizer"]
-    assert next(fits.changes(own, "cuda", round(need) + 2**23))[0] in (
-        "CHECKPOINT=y",
-        "8-bit optimizer state",
-    )
+    assert next(fits.changes(own, "cuda", small.need_bytes))[0] in ("CHECKPOINT=y", "8-bit optimizer state")
     # Three of 4 layers of 512 x 512, for the last is the head, with 4.127 bits a weight in place of 32. The
     # allocator rounds scales of scales and tables of values up to 512 bytes.
     adapters = dataclasses.replace(own, lora=4)
@@ -188,7 +202,10 @@ def test_all_gpus_are_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     [
         ({"gpu": "rtx3090"}, "MODEL= GPU=rtx3090 is not a model and a GPU; write MODEL=timm:NAME"),
         ({"model": "timm:images"}, "and GPU=rtx3090 or GPU=all"),
-        ({"model": "timm:other", "gpu": "rtx3090"}, "MODEL=timm:other is no model of the installed timm"),
+        (
+            {"model": "timm:image", "gpu": "rtx3090"},
+            "MODEL=timm:image is no model of the installed timm; did you mean images",
+        ),
         ({"model": "hf:none", "gpu": "rtx3090"}, "MODEL=hf:none is no folder and no file"),
         ({"model": "hf:damaged.json", "gpu": "rtx3090"}, r"names no model: no model_type$"),
         ({"model": "timm:images", "gpu": "rtx3090x2"}, "GPU=rtx3090x2 is not one GPU"),
@@ -198,7 +215,10 @@ def test_all_gpus_are_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             {"model": "timm:images", "gpu": "rtx3090", "checkpoint": "y"},
             "cannot be traced so: .*checkpointing",
         ),
-        ({"model": "timm:images", "gpu": "rtx3090", "precision": "q"}, "precision='q' is not predicted for"),
+        (
+            {"model": "timm:images", "gpu": "rtx3090", "precision": "bf61"},
+            "PRECISION=bf61 is not predicted for; did you mean bf16",
+        ),
         (
             {"model": "timm:images", "gpu": "rtx3090", "lora": "4"},
             "Images has no linear layer for an adapter beside its head 3; set CONFIG_ADAPT_FULL=y",

@@ -230,7 +230,11 @@ TEXTS: dict[str, tuple[bytes | None, bytes | None, str]] = {
     "no file": (None, None, "{}/train.jsonl is not there; name a file of JSON objects, one on each line"),
     "no file of its own": (lines(), b"", "{}/validation.jsonl is not there"),
     "nothing": (b"\n", None, "{}/train.jsonl: no text is left for training; add some"),
-    "one text": (lines(given=GOOD[:1]), None, "{}/train.jsonl: no text is left for "),
+    "one text": (
+        lines(given=GOOD[:1]),
+        None,
+        "; add others than these 1, or set CONFIG_JSONL_VALIDATION_OTHER=y",
+    ),
     "no text": (
         lines({"label": "good"}),
         None,

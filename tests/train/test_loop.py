@@ -242,11 +242,12 @@ def test_an_interrupted_evaluation_leaves_the_job_ready_to_train() -> None:
 def rule(name: str) -> dict[str, Any]:
     if name == "sgd":
         return {}
-    return {"optimizer": name, "momentum": None, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8}
+    adam = {"optimizer": name.partition(" ")[0], "adam_8bit": name.endswith("in 8 bits")}
+    return adam | {"momentum": None, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adamw in 8 bits"])
 @pytest.mark.parametrize("at", [1, 4, 5])
 def test_going_on_in_the_middle_ends_in_the_same_bits(optimizer: str, at: int) -> None:
     changes = {

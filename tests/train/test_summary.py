@@ -40,6 +40,20 @@ def commands(dataset: Dataset, *, runs: Path = ROOT / "runs", **changes: object)
     return [re.split("  +", line.strip())[0] for line in lines]
 
 
+@pytest.fixture(autouse=True)
+def without_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+
+
+def test_commands_take_the_environment_that_make_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAKEFLAGS", r"s -- V=1 O=x$$$$y PYTHON=/a\ b/py SET=it's VENV=")
+    given = [*commands(images()), resume_command(ROOT / "runs" / NAME)]
+    assert given[0] == "make report 'PYTHON=/a b/py' VENV=" and not any(map(strange, given))
+    assert all(command.endswith(" 'PYTHON=/a b/py' VENV=") for command in given)
+    monkeypatch.setenv("MAKEFLAGS", "s")
+    assert commands(images())[0] == "make report"
+
+
 def test_the_next_commands_suit_the_task() -> None:
     assert commands(images()) == ["make report", "make eval BEST=1", "make runs"]
     assert commands(images(), keep_best=False) == ["make report", "make eval", "make runs"]

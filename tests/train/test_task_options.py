@@ -131,6 +131,7 @@ USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "cont
         ("tags", lines("null"), "train.jsonl:31 is no JSON object"),
         ("tags", "\n", "no text is left for training"),
         ("chat", "\n", "chat.jsonl: no text is left for training; add some"),
+        ("chat", lines(*PAIRS[:1] * 3, first=[]), "these 3, or set CONFIG_CHAT_VALIDATION_OTHER=y"),
         ("chat", chats("{"), "chat.jsonl:31 is no JSON object"),
         (
             "chat",

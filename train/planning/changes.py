@@ -46,10 +46,12 @@ def changes(config: Config, hardware: Hardware, *, precision: Precision) -> Iter
     if hardware.kind in OWN_MEMORY and not config.activation_offload:
         name = "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)"
         yield Change(name, config.replace(activation_offload=True), hardware)
+    if config.optimizer in ("adam", "adamw") and not config.adam_8bit:
+        yield Change(f"CONFIG_ADAM_8BIT=y{_OTHER}", config.replace(adam_8bit=True), hardware)
     if _has_weights(config) and config.weights.adapt == "full":
         yield Change(f"CONFIG_ADAPT_LORA=y{_OTHER}", config.replace(adapt="lora", **_LORA), hardware)
     if config.optimizer != "sgd":
-        changed = config.replace(optimizer="sgd", momentum=0.9, nesterov=False)
+        changed = config.replace(optimizer="sgd", momentum=0.9, nesterov=False, adam_8bit=False)
         yield Change(f"CONFIG_OPTIMIZER_SGD=y{_OTHER}", changed, hardware)
     if config.optim.ema:
         yield Change(f"CONFIG_EMA=n{_OTHER}", config.replace(ema=False), hardware)

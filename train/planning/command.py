@@ -238,7 +238,7 @@ def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decide
         other = dataclasses.replace(step, precision=precision)
         try:
             traces = MemoryTraces(changed, _data_for(changed, data, config))
-            peak = predicted(other, traces.predictor(hardware), free_bytes=0).peak_bytes
+            peak = predicted(other, traces.predictor(hardware, gaps=False), free_bytes=0).peak_bytes
         except ConfigError as error:  # a model whose blocks cannot be recomputed in that way, for one
             yield f"not tried: {error}"
             continue

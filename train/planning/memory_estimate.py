@@ -75,7 +75,7 @@ class MemoryTraces:
         self._found: dict[_Key, MemoryTrace | RefusedBatchError] = {}
         self._traced: dict[_Key, dict[int, MemoryTrace]] = {}  # by the mode with a micro-batch of 1, by size
         self._lines: dict[_Key, tuple[int, int]] = {}  # sizes that the believed line goes through
-        self._parts: dict[tuple[_Key, Kind, tuple[tuple[str, float], ...]], dict[str, int]] = {}
+        self._parts: dict[tuple[Any, ...], dict[str, int]] = {}
 
     def of(self, step: StepSettings, hardware: Hardware) -> MemoryTrace:
         """Return the traces of `step`. hardware: matters only for data kept on the device.
@@ -124,7 +124,7 @@ class MemoryTraces:
         known[size] = found
         return found
 
-    def predictor(self, hardware: Hardware) -> MemoryEstimator:
+    def predictor(self, hardware: Hardware, *, gaps: bool = True) -> MemoryEstimator:
         """Return a predictor of the memory of an optimizer step on `hardware`, without a device."""
         facts, config = self._training_data.facts, self._config
         units = facts.units
@@ -144,9 +144,9 @@ class MemoryTraces:
             key = self._key(step, hardware)
             found = self._of(key, hardware)
             trace = found.trace
-            cached = key, step.device, tuple(sorted(factors.items()))
+            cached = key, step.device, tuple(sorted(factors.items())), gaps
             if cached not in self._parts:
-                self._parts[cached] = with_gaps(trace, step.device, factors)
+                self._parts[cached] = with_gaps(trace, step.device, factors, gaps=gaps)
             parts = dict(self._parts[cached])
             if pipeline and step.layout is not None and facts.stages is not None:
                 from lib.plan.stages import buffer_bytes
@@ -354,11 +354,11 @@ class _MicroBatches:
 
 
 def with_gaps(
-    trace: Trace, device: Kind, shares: Mapping[str, float] = MappingProxyType({})
+    trace: Trace, device: Kind, shares: Mapping[str, float] = MappingProxyType({}), *, gaps: bool = True
 ) -> dict[str, int]:
-    """Return bytes by category at the peak, and what the allocator loses to fragmentation."""
+    """Return bytes by category at the peak, and with `gaps` what the allocator loses between them."""
     parts = trace.at_peak(shares)
-    if device in OWN_MEMORY:
+    if gaps and device in OWN_MEMORY:
         from lib.memory.allocator import least_capacity
 
         expandable = device == "cuda" and expandable_segments()

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from lib.memory import fake_mode as of_module
 from lib.memory import predict_peak
 from lib.memory.fake_mode import QuickFakeMode
-from lib.memory.live import Trace
+from lib.memory.live import LiveBytes, Trace
 
 
 class Mixed(nn.Module):
@@ -76,13 +76,24 @@ def test_a_known_operator_is_not_derived_again(monkeypatch: pytest.MonkeyPatch) 
         with QuickFakeMode():
             return torch.empty(*shape) @ torch.empty(7, 11)
 
+    def part_times(row: int) -> Tensor:
+        with QuickFakeMode():
+            return torch.empty(9, 7)[row : row + 5] @ torch.empty(7, 11)
+
     multiply(5, 7)
+    part_times(0)
     derived, dispatch = [], FakeTensorMode.dispatch
     monkeypatch.setattr(
         FakeTensorMode, "dispatch", lambda *given: (derived.append(given[1]), dispatch(*given))[1]
     )
     assert isinstance(multiply(5, 7), FakeTensor)
     assert derived == []
+    part_times(1)  # of rows at another place, where the view alone is another one
+    assert torch.ops.aten.slice.Tensor in derived and torch.ops.aten.mm.default not in derived
+    derived.clear()
+    part_times(1)
+    assert torch.ops.aten.slice.Tensor not in derived
+    derived.clear()
     assert multiply(4, 7).shape == (4, 11)
     assert derived == [torch.ops.aten.empty.memory_format, torch.ops.aten.mm.default]
 
@@ -135,6 +146,16 @@ def test_views_share_the_storage_and_arguments_stay_themselves() -> None:
             assert {each.untyped_storage()._cdata for each in views} == {x.untyped_storage()._cdata}
             assert x.add_(1) is x
             assert (x + 1).untyped_storage()._cdata != x.untyped_storage()._cdata
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_outputs_given_by_name_stay_themselves_and_grow() -> None:
+    for _ in range(3):
+        with QuickFakeMode(), LiveBytes():
+            x, small, right = torch.empty(4, 6), torch.empty(2, 2), torch.empty(4, 4)
+            assert torch.mm(x, x.t(), out=right) is right
+            assert torch.mm(x, x.t(), out=small) is small
+            assert small.shape == (4, 4) and small.untyped_storage().nbytes() == 64
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -156,6 +156,7 @@ def test_what_is_asked_for_is_done_or_refused() -> None:
 
 OBSTACLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "Muon works on whole matrices": ({"optimizer": "muon"}, {}, "zero1"),
+    "its state is in 8 bits.*CONFIG_ADAM_8BIT=n": ({"adam_8bit": True}, {}, "zero1"),
     "no loss scaling for sharded gradients": ({"precision": "fp16"}, {}, "zero2"),
     "plain batch normalisation needs whole replicas": ({}, {"has_batchnorm": True}, "fsdp"),
     "filters in channels-last order cannot be sharded": (

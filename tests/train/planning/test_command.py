@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -22,7 +23,7 @@ from lib.plan.types import Memory
 from lib.units import bytes_text
 from tests.support.tokens import BLOCK, cycle, text_data
 from tests.support.training import random_data, small_config
-from train.planning.changes import _LORA
+from train.planning.changes import _LORA, further_changes
 from train.planning.command import (
     Outlook,
     _compare,
@@ -124,6 +125,12 @@ def test_what_would_fit_is_planned() -> None:
     (lora,) = [line for line in lines if line.startswith("CONFIG_ADAPT_LORA=y (")]
     assert f": 1 x 4, {bytes_text(least)} of {bytes_text(least)} usable, " in lora
     assert lora.endswith(" a step")
+    options: dict[str, Any] = {"precision": "bf16", "recompute": "none"}
+    names = [change.name for change in further_changes(config, small, **options)]
+    eight, lora_at = (next(n for n, name in enumerate(names) if each in name) for each in ("8BIT", "LORA"))
+    assert eight < lora_at and any("CONFIG_ADAM_8BIT=y" in line for line in lines)
+    done = further_changes(config.replace(adam_8bit=True), small, **options)
+    assert not [change for change in done if "8BIT" in change.name]
     last = lines[-1]
     assert last.startswith("not enough: ") and "CONFIG_PRECISION_BF16=y needs " in last
 

@@ -195,9 +195,18 @@ def test_gaps_are_those_of_the_allocator_as_it_will_be_set(
 def test_cuda_and_rocm_share_traces_and_not_gaps() -> None:
     config = small_config(optimizer="adamw", data_placement="stream")
     traces, kinds = MemoryTraces(config, data_of(config)), ("rocm", "cuda")
-    with mock.patch.object(memory_estimate, "with_gaps", side_effect=lambda _, device, __: {device: 1}):
+    own = mock.Mock(side_effect=lambda _, device, *__, **___: {device: 1})
+    with mock.patch.object(memory_estimate, "with_gaps", own):
         found = [traces.predictor(CPU)(dataclasses.replace(TRIAL, device=kind)) for kind in kinds]
     assert [next(iter(parts)) for parts in found] == ["rocm", "cuda"]
+
+
+def test_gaps_are_left_out_where_nobody_asks_for_them() -> None:
+    config = small_config(optimizer="adamw", data_placement="stream")
+    traces = MemoryTraces(config, data_of(config))
+    trial = dataclasses.replace(TRIAL, device="cuda")
+    without, full = (traces.predictor(CPU, gaps=each)(trial) for each in (False, True))
+    assert GAPS in full and without == {name: size for name, size in full.items() if name != GAPS}
 
 
 def test_a_line_that_misses_a_trace_is_not_believed() -> None:
@@ -262,6 +271,9 @@ def test_each_choice_shows_where_it_should() -> None:
     assert plain["gradients"] == parameters, "those of the first micro-batch"
     assert "averages" not in found(ema=False)
     assert found(optimizer="sgd", momentum=0.9)["optimizer"] == parameters
+    wide = {"model_options": {**config.model_options, "width": 128}}
+    eight = found(adam_8bit=True, **wide)["optimizer"] / found(**wide)["optimizer"]
+    assert 2.03 / 8 < eight < 0.27, "weights of few values have it in full"
     alone = dataclasses.replace(TRIAL, accumulates=False)
     assert sum(found(alone).values()) < sum(plain.values())
     several = dataclasses.replace(alone, several_devices=True)

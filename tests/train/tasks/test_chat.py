@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from lib.data.datasets.chat.data import as_rows
 from lib.data.loader import Batch
+from lib.data.tokenizers import ByteTokenizer
 from lib.devices.base import Backend
 from lib.nn import IGNORED
 from lib.nn.model_code import build_model
@@ -275,6 +278,36 @@ def test_a_report_shows_answers_up_to_their_end(monkeypatch: pytest.MonkeyPatch)
     last = int(np.flatnonzero(targets != IGNORED)[-1])
     assert text.splitlines()[1].endswith(f"<{targets[last]}>")
     assert text.splitlines()[2] == f"Given: <{inputs[last]}><end>" or targets[last - 1] != IGNORED
+
+
+def test_an_answer_is_exact_that_is_the_wanted_one_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that are wanted one is given, and of the same without an end none."""
+    spec = dataclasses.replace(chat_spec(), block_size=40, end=255, vocab_size=256)
+    dataset = dataclasses.replace(random_chats(CONFIG, train=8, test=8).dataset, spec=spec)
+    dataset = dataclasses.replace(dataset, tokenizer=ByteTokenizer())
+    asked = [{"prompt": "x", "completion": wanted} for wanted in ("yes", "no")] + [{"prompt": "x" * 5}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    told, rooms, ends = list[str](), list[int](), [255]
+
+    def given(_: Any, __: list[int], ___: Any, sampling: Sampling) -> Any:
+        rooms.append(sampling.tokens)
+        return np.array([*b" yes", *ends])
+
+    monkeypatch.setattr(chat_exhibits, "_given", given)
+    options: dict[str, Any] = {"log": told.append, "progress": lambda *_: None}
+    options["sampling"] = Sampling(temperature=0.0, top_k=0, tokens=21, seed=1)
+
+    def exact() -> list[Any]:
+        _, columns = chat_exhibits.answered(None, dataset, [str(tmp_path)], **options)  # type: ignore[arg-type]
+        assert [*columns["answer"]] == ["yes"] * 3 and [*columns["wanted"]] == ["yes", "no", None]
+        return [*columns["exact"]]
+
+    assert exact() == [True, False, None] and told == ["exact match 0.5000 over 2 answers that are there"]
+    assert rooms == [21, 21, 40 - len("user: xxxxx\nassistant:")]
+    ends.clear()
+    assert exact() == [False, False, None] and told[1].startswith("3 of 3 answers are cut at TOKENS=21")
 
 
 def test_generation_stops_at_the_end() -> None:

@@ -31,10 +31,13 @@ class Conversation(NamedTuple):
     messages: list[Message]
 
 
-def read_conversations(file: Path) -> tuple[list[Conversation], set[str]]:
+def read_conversations(
+    file: Path, *, open_ended: bool = False, content: bytes | None = None
+) -> tuple[list[Conversation], set[str]]:
     """Read the conversations of a file, and the keys of its lines that are not read.
 
-    Messages after the last answer are left out: nothing is learned of them. Raises ConfigError, with file and
+    Messages after the last answer are left out: nothing is learned of them. open_ended: all are kept, and the
+    last one need not be an answer. content: of `file`, where it is no file. Raises ConfigError, with file and
     line, for a line that cannot be used.
     """
     first, unread = "", set[str]()
@@ -46,15 +49,20 @@ def read_conversations(file: Path) -> tuple[list[Conversation], set[str]]:
             why = f"it has the keys {', '.join(line)}{first and f', and the first line has {first}'}"
             todo = "give all lines messages, or prompt and completion, or instruction and output"
             raise ConfigError(f"{place} is no conversation of the format", why=why, todo=todo)
-        messages = _messages(place, line["messages"]) if kind == "messages" else _pair(place, line, kind)
+        unread.update(line.keys() - {*FORMATS[kind]})
+        if kind == "messages":
+            messages = _messages(place, line["messages"])
+        else:
+            messages = _pair(place, line, kind, answered=not open_ended or FORMATS[kind][-1] in line)
+        if open_ended and (messages[-1]["role"] != ANSWERS or messages[1:]):
+            return Conversation(place, messages)
         last = max((n for n, each in enumerate(messages) if each["role"] == ANSWERS), default=-1)
         if last < 1:
             fault = "begins with an answer" if last == 0 else f"has no message of the {ANSWERS}"
             raise ConfigError(f"{place} {fault}", todo="leave the line out, or add what is missing")
-        unread.update(line.keys() - {*FORMATS[kind]})
         return Conversation(place, messages[: last + 1])
 
-    return read_objects(file, parse), unread
+    return read_objects(file, parse, content=content), unread
 
 
 def _messages(place: str, given: Any) -> list[Message]:
@@ -72,13 +80,13 @@ def _messages(place: str, given: Any) -> list[Message]:
     return given
 
 
-def _pair(place: str, line: dict[str, Any], kind: str) -> list[Message]:
-    texts = {"input": ""} | line
-    for name in FORMATS[kind]:
+def _pair(place: str, line: dict[str, Any], kind: str, *, answered: bool) -> list[Message]:
+    texts, (*before, answer) = {"input": ""} | line, FORMATS[kind]
+    for name in (*before, answer) if answered else before:
         _check_text(place, texts, name, may_be_empty=name == "input")
-    *questions, answer = (texts[name] for name in FORMATS[kind])
-    question = "\n\n".join(filter(None, questions))
-    return [{"role": "user", "content": question}, {"role": ANSWERS, "content": answer}]
+    question = "\n\n".join(filter(None, (texts[name] for name in before)))
+    messages = [{"role": "user", "content": question}]
+    return [*messages, {"role": ANSWERS, "content": texts[answer]}] if answered else messages
 
 
 def _check_text(at: str, texts: dict[str, Any], name: str, *, may_be_empty: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -58,13 +58,9 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         train, test = (key_values(part, backwards=options.backwards) for part in ("train", "test"))
     else:
         file, other = location.files / options.file, options.validation_file
-        train, test = training_and_validation(
-            read,
-            file,
-            other=None if other is None else location.files / other,
-            percent=options.validation_pct,
-            key=lambda each: json.dumps(each.messages, sort_keys=True),
-        )
+        split: dict[str, Any] = {"percent": options.validation_pct, "prefix": "CHAT"}
+        split["other"] = None if other is None else location.files / other
+        train, test = training_and_validation(read, file, key=_content, **split)
         origin = f"{named(file)},"
     if options.shuffle_answers:
         train = with_other_answers(train)
@@ -104,6 +100,10 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         f"{counted / tokens:.1%} of them in answers"
     )
     return Dataset(spec, rows[0], rows[1], "; ".join([source, *notes]), tokenizer)
+
+
+def _content(conversation: Conversation) -> str:
+    return json.dumps(conversation.messages, sort_keys=True)
 
 
 def fitting(samples: Sequence[Sample], size: int, *, policy: str, notes: list[str]) -> list[Sample]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from lib.data.types import ArrayPart, Indices, Part, TokensSpec, Unit
 from lib.nn import IGNORED
 
@@ -31,6 +33,8 @@ class ChatSpec(TokensSpec):
     def lengths(self, part: Part) -> Indices:
         """Return the number of tokens up to the last one with a target, of each row (N,)."""
         assert isinstance(part, ArrayPart)
+        if part.targets.ndim == 1:  # not known: those of `lib.data.inputs.unlabelled`
+            return np.full(part.size, self.block_size, np.int64)
         counts_NT = part.sample_targets != IGNORED
         lengths_N: Indices = self.block_size - counts_NT[:, ::-1].argmax(axis=1)
         return lengths_N

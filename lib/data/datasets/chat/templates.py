@@ -19,6 +19,17 @@ _CODES = "".join(f"|replace('%{code}', '{_TODAY:%{code}}')" for code in "aAbBdHm
 _DATED = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{% endmacro %}}\n"
 
 
+_PLAIN = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '\n' }}{% endfor %}"
+    "{{ 'assistant:' if add_generation_prompt else '' }}"
+)
+_PROBE = [
+    {"role": role, "content": content}
+    for role, content in (("system", "Be brief."), ("user", "Hi there, 2+2?"), (ANSWERS, "It's 4"))
+] * 2
+
+
 class Sample(NamedTuple):
     """A conversation in tokens. counts: those of answers, which the loss counts.
 
@@ -44,15 +55,27 @@ class PlainTemplate:
         self.end = tokenizer.vocab_size if own is None else own
         self.vocab_size = max(tokenizer.vocab_size, self.end + 1)
         self._encode, self._start = tokenizer.encode, getattr(tokenizer, "start", None)
+        self._tokenizer = tokenizer
+
+    def jinja(self) -> str | None:
+        """Return this template for transformers; None where that tokenizes it otherwise, or has no such end.
+
+        It tokenizes a whole conversation at once, which some tokenizers do otherwise than parts.
+        """
+        tokenizer = self._tokenizer
+        if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.end is None:
+            return None
+        found = _PLAIN if self._start is None else "{{ bos_token }}" + _PLAIN
+        same = tokenizer.inner.apply_chat_template(_PROBE, chat_template=found, return_dict=False)
+        return found if same == self.sample(Conversation("probe", _PROBE)).ids else None
 
     @staticmethod
     def text(message: Message) -> tuple[str, str]:
         """Return head and body of a message."""
         return f"{message['role']}:", f" {message['content']}" + "\n" * (message["role"] != ANSWERS)
 
-    def prompt(self, text: str) -> list[int]:
-        """Return the tokens of a user's text that an answer is to follow."""
-        question = Conversation("PROMPT", [{"role": "user", "content": text}])
+    def prompt(self, question: Conversation) -> list[int]:
+        """Return the tokens of messages that an answer is to follow."""
         return self.sample(question).ids + self._encode(f"{ANSWERS}:")
 
     def sample(self, conversation: Conversation) -> Sample:
@@ -94,9 +117,8 @@ class ChatTemplate:
         """Token after an answer: the last special one in the samples, which need not be that of texts."""
         return self._usual_end if self._end < 0 else self._end
 
-    def prompt(self, text: str) -> list[int]:
-        """Return the tokens of a user's text that an answer is to follow. Raises as `sample`."""
-        question = Conversation("PROMPT", [{"role": "user", "content": text}])
+    def prompt(self, question: Conversation) -> list[int]:
+        """Return the tokens of messages that an answer is to follow. Raises as `sample`."""
         text, _ = self._rendered(question, question.messages, add_generation_prompt=True)
         ids: list[int] = self._inner.encode(text, add_special_tokens=False)
         return ids

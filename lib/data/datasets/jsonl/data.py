@@ -51,6 +51,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         other=None if (other := options.validation_file) is None else location.files / other,
         percent=options.validation_pct,
         key=lambda text: "\x1f".join(text.words),
+        prefix="JSONL",
     )
     names = tuple(sorted({label for text in train for label in text.labels}, key=_order))
     unknown = [(text, label) for text in test for label in sorted({*text.labels} - {*names})]

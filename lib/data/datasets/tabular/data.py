@@ -63,7 +63,12 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     rows = [_complete(options, *pair, schema, location) for pair in zip(tables, rows, strict=True)]
     for part, kept in zip(("training", "validation"), rows, strict=True):
         if not len(kept):
-            raise DataError(f"{table.file}: no row is left for {part}")
+            todo = (
+                "add rows"
+                if options.validation == "other"
+                else "add rows, or set CONFIG_TABULAR_VALIDATION_OTHER=y"
+            )
+            raise DataError(f"{table.file}: no row is left for {part}", todo=todo)
     train = table, rows[0]
     columns = tuple(_column(options, *train, name) for name in schema.inputs)
     inputs = [encoded(columns, *pair) for pair in zip(tables, rows, strict=True)]

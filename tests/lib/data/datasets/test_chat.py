@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +18,11 @@ from lib.data.datasets.chat.conversations import (
 )
 from lib.data.datasets.chat.data import pack, show
 from lib.data.datasets.chat.spec import ChatSpec
+from lib.data.inputs import stored_dataset
 from lib.data.types import ArrayPart, Dataset
 from lib.errors import ConfigError
 from lib.nn import IGNORED
+from lib.plugins import DATASETS
 from tests.support.datasets import opened
 
 DEFAULTS = {
@@ -160,6 +163,44 @@ def test_what_is_lost_is_told(tmp_path: Path) -> None:
     assert cut.train.size == 2 and lost in cut.source and learned(cut, 1) == [" yy"]
     with pytest.raises(ConfigError, match="no answer is within CONFIG_BLOCK_SIZE=10 tokens; raise it"):
         chat_of(tmp_path, LONG, size=10, too_long="cut")
+
+
+def test_questions_need_no_answer(tmp_path: Path) -> None:
+    asks, says = ({"role": role, "content": role} for role in ("user", "assistant"))
+    for lines, kept in (
+        ([{"messages": [asks]}, {"messages": [asks, says]}, {"messages": [asks, says, asks]}], [1, 2, 3]),
+        ([{"prompt": "a"}, {"prompt": "a", "completion": "b"}], [1, 2]),
+        ([{"instruction": "a", "input": "b"}, {"instruction": "a", "output": "b"}], [1, 2]),
+    ):
+        found, unread = read_conversations(written(tmp_path, *lines), open_ended=True)
+        assert [len(each.messages) for each in found] == kept and not unread
+    for line, told in (
+        ({"messages": [says]}, "begins with an answer"),
+        ({"prompt": "a", "completion": ""}, '"completion" is empty'),
+        ({"instruction": "a", "output": 3}, '"output" is no text'),
+        ({"input": "a"}, "no conversation of the format"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            read_conversations(written(tmp_path, line), open_ended=True)
+    line = b'{"prompt": "from a pipe"}\n'
+    ((place, _),), _ = read_conversations(Path("standard input"), open_ended=True, content=line)
+    assert place == "standard input:1"
+    with pytest.raises(ConfigError, match="has no message of the assistant"):
+        read_conversations(written(tmp_path, {"messages": [asks]}))
+
+
+def test_a_stored_run_knows_its_spec_without_data(tmp_path: Path) -> None:
+    dataset = chat_of(tmp_path, SHORT, bucketing=True)
+    content = {
+        "kind": "ChatSpec", "spec": dataclasses.asdict(dataset.spec), "source": dataset.source,
+        "class_names": [], "tokenizer": dataset.tokenizer and dataset.tokenizer.to_json(),
+        "fills_missing": False,
+    }  # fmt: skip
+    stored = stored_dataset(content, plugin=vars(DATASETS.load("chat")))
+    assert stored is not None and stored.spec == dataset.spec and stored.train.size == 1
+    assert isinstance(stored.spec, ChatSpec) and stored.spec.lengths(stored.train).tolist() == [64]
+    assert stored_dataset(content | {"kind": "Path"}, plugin={"Path": Path}) is None
+    assert stored_dataset(content, plugin={}) is None
 
 
 def test_validation_follows_the_content_alone(tmp_path: Path) -> None:

@@ -155,7 +155,12 @@ def test_missing_values(tmp_path: Path, missing: str, train: int) -> None:
             DataError,
             "'price' is predicted and no column of n.*'cheap' in row 1",
         ),
-        ("size,price\n1,2\n", {}, DataError, "no row is left for"),
+        (
+            "size,price\n1,2\n",
+            {},
+            DataError,
+            "no row is left for .*TABULAR_VALIDATION_OTHER=y",
+        ),
         (f"{HEADING}\n1,a,1,1\n", {"targets": "pricee"}, ConfigError, "TABULAR_TARGETS.*did you mean price"),
         (f"{HEADING}\n1,a,1,1\n", {"inputs": "price"}, ConfigError, "both name 'price'"),
         (f"{HEADING}\n1,a,1,1\n", {"targets": ""}, ConfigError, "CONFIG_TABULAR_TARGETS names no column"),
