@@ -1,8 +1,8 @@
 """Download a model from the Hugging Face hub: make fetch REPO=owner/name REVISION=main DIRECTORY=folder.
 
-No other command uses the network for weights. What will be downloaded is shown first: the commit that REVISION=
-is now, bytes, free disk and licence. Code and pickled weights are left out. source.json, beside the files, says
-where they come from. HF_ENDPOINT and HF_TOKEN are those of the package huggingface_hub.
+No other command uses the network for weights. What will be downloaded is shown first: the commit that
+REVISION= is now, bytes, free disk and licence. Code and pickled weights are left out. source.json, beside the
+files, says where they come from. HF_ENDPOINT and HF_TOKEN are those of the package huggingface_hub.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import sys
 from fnmatch import fnmatch
@@ -18,8 +19,8 @@ from typing import Any
 
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError, os_errors, run_main
-from lib.nn.model_directory import SOURCE
 from lib.nn.packages import import_extra
+from lib.runs.identity import SOURCE
 from lib.units import aligned, bytes_text
 
 WANTED = (
@@ -55,7 +56,11 @@ def main() -> int:
 
 
 def fetch(repository: str, revision: str, folder: Path) -> None:
-    """Download `repository` as it is at `revision` to the new `folder`, and check the hashes of large files."""
+    """Download `repository` at `revision` to the new `folder`, and check the hashes of large files.
+
+    Raises ConfigError without the package, for a repository without weights in safetensors, and for one that
+    does not fit on the disk; ToolkitError where it cannot be downloaded or a file is damaged.
+    """
     hub, errors = import_extra("huggingface_hub"), import_extra("huggingface_hub.errors")
     # Base classes are those of the HTTP client, whose package differs by version, and OSError.
     failures = (*errors.HfHubHTTPError.__bases__, errors.HFValidationError)
@@ -69,7 +74,7 @@ def fetch(repository: str, revision: str, folder: Path) -> None:
             f"{repository} has no weights in safetensors", todo="convert them, or choose another"
         )
     size_bytes, free_bytes = sum(each.size or 0 for each in files.values()), _free_bytes(folder)
-    licence = getattr(found.card_data, "license", None) or "unknown"
+    licence = _licence(found.card_data)
     rows = {
         "repository": repository,
         "revision": f"{revision}, now commit {found.sha}",
@@ -82,19 +87,20 @@ def fetch(repository: str, revision: str, folder: Path) -> None:
         raise ConfigError(
             f"{repository} does not fit on the disk of {folder}", todo="name another DIRECTORY="
         )
-    partial = folder.with_name(f"{folder.name}.partial")  # a further try goes on where this one ends
+    # A further try resumes this one; another commit has a folder of its own.
+    partial = folder.with_name(f"{folder.name}.{found.sha[:12]}.partial")
     try:
         hub.snapshot_download(repository, revision=found.sha, local_dir=partial, allow_patterns=[*files])
     except failures as error:
         raise _failed(repository, error) from error
-    hashes = {name: each.lfs.sha256 for name, each in files.items() if each.lfs}
+    hashes = dict[str, str]()
     with os_errors("keep the files"):
-        for name, expected in hashes.items():
+        for name, each in files.items():
             with (partial / name).open("rb") as opened:
-                if hashlib.file_digest(opened, "sha256").hexdigest() != expected:
-                    raise ToolkitError(
-                        f"{partial / name} is not what the hub has", todo="remove it and try again"
-                    )
+                hashes[name] = hashlib.file_digest(opened, "sha256").hexdigest()
+            if each.lfs and hashes[name] != each.lfs.sha256:
+                what = f"{partial / name} is not what the hub has"
+                raise ToolkitError(what, todo="remove it and try again")
         facts = {"repository": repository, "commit": found.sha, "license": licence, "sha256": hashes}
         atomic.write_text(partial / SOURCE, json.dumps(facts, indent=2) + "\n")
         shutil.rmtree(partial / ".cache", ignore_errors=True)
@@ -103,7 +109,16 @@ def fetch(repository: str, revision: str, folder: Path) -> None:
 
 
 def _is_wanted(name: str) -> bool:
-    return "/" not in name and any(fnmatch(name, pattern) for pattern in WANTED)
+    return "/" not in name and name != SOURCE and any(fnmatch(name, pattern) for pattern in WANTED)
+
+
+def _licence(card: Any) -> str:
+    """Return the licence that a model card names: a word for a terminal and for the cards of exports."""
+    named = getattr(card, "license", None)
+    if named == "other":
+        named = getattr(card, "license_name", None) or named
+    words = named if isinstance(named, list) else [named or ""]
+    return "-".join(filter(None, (re.sub(r"[^\w.+-]+", "-", str(word)) for word in words))) or "unknown"
 
 
 def _free_bytes(folder: Path) -> int:

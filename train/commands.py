@@ -28,7 +28,7 @@ from lib.plan.types import STATIC_SHAPES, Hardware, Plan
 from lib.runs import checkpoint
 from lib.runs.console import Console
 from lib.runs.directory import RunDir, resolve_run
-from lib.runs.identity import identity, initial_digest, stored_digest, trains
+from lib.runs.identity import identity, stored_weight_facts, trains, weight_facts
 from train import loop
 from train.build import make_job
 from train.job import Job, Progress, checkpoint_format, early_stop, saves_beside
@@ -131,14 +131,15 @@ def _configuration_files(planned: PlannedRun) -> dict[str, str | dict[str, Any]]
     }
 
 
-def _environment_files(planned: PlannedRun, known: str | None = None) -> dict[str, dict[str, Any]]:
-    """known: SHA-256 of the initial weights, where the run has stored it: by now they may be others."""
-    digest = known or initial_digest(planned.request.resolved.in_effect)
+def _environment_files(
+    planned: PlannedRun, known: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """known: facts of the weights, where the run has stored them: by now they may be others."""
     config = planned.request.config
     return {
         "plan": planned.plan.to_json(),
         "hardware": planned.hardware.to_json(),
-        "env": environment() | ({"initial_weights": digest} if digest else {}),
+        "env": environment() | dict(known or weight_facts(planned.request.resolved.in_effect)),
         "plugins": code_facts(config.model, config.task, config.dataset),
     }
 
@@ -288,7 +289,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
             requested = _configuration_files(planned)
             if run.identity != identity(planned.request.resolved.in_effect):
                 del requested["values"]  # the identity of an older version is the hash of the stored values
-            now = _environment_files(planned, stored_digest(run))
+            now = _environment_files(planned, stored_weight_facts(run))
             log_differences(run, now={"plugins": now["plugins"]})
             for name, content in (requested | now).items():
                 run.write(name, content)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from lib.data.datasets.chat.templates import PlainTemplate, template_of
 from lib.data.types import Dataset, ImageSpec
 from lib.errors import ConfigError
 from lib.runs import metrics
+from lib.runs.identity import source_of_base
 from lib.runs.metrics import NOT_METRICS
 from train.stored_run import Restored
 from train.training_data import evaluation_part
@@ -89,6 +90,9 @@ def facts_of(
     """
     job, dataset = restored.job, restored.data.dataset
     spec: Any = dataset.spec
+    base, source = getattr(first_weights(job.config), "name", None), source_of_base(restored.run) or {}
+    if base is None:  # random weights, though their configuration may have been fetched
+        source = {}
     tokenizer = dataset.tokenizer and dataset.tokenizer.to_json()
     return {
         "format": layout,
@@ -105,8 +109,9 @@ def facts_of(
         "evaluation": _evaluation(restored),
         "evaluation_merged": merged,
         "evaluated_on": evaluation_part(job.config, dataset),
-        "base_model": getattr(first_weights(job.config), "name", None),
-        "license": "other" if licences else UNKNOWN,
+        "base_model": source.get("repository", base),
+        "base_commit": source.get("commit"),
+        "license": "other" if licences and not _licence(source) else _licence(source) or UNKNOWN,
         "license_files": licences,
         "trained_in": job.plan.precision,
         "stored_in": str(dtype).removeprefix("torch."),
@@ -123,6 +128,11 @@ def _input(spec: Any, layout: str) -> str:
             "is its place among the values of its column"
         )
     return f"{spec.input_dtype} (N, {', '.join(map(str, exported_shape(spec)))})"
+
+
+def _licence(source: Mapping[str, Any]) -> str:
+    """Return the licence of fetched weights, "" where it is unknown."""
+    return str(source.get("license", "")).replace(UNKNOWN, "")
 
 
 def exported_shape(spec: Any) -> tuple[int, ...]:
@@ -159,15 +169,19 @@ def card(facts: dict[str, Any]) -> str:
     before, merged = (_figures(facts[name] or {}) for name in ("evaluation", "evaluation_merged"))
     figures = f"{merged}; before adapters were merged {before}" if merged else before
     licences, graph = facts["license_files"], facts["format"] in ("pt2", "onnx")
+    base, commit, named = facts["base_model"], facts["base_commit"], facts["license"]
+    named = "" if named in ("other", UNKNOWN) else named
+    parts = (named, f"in {', '.join(licences)}" if licences else "")
+    licence = ", ".join(filter(None, ("that of the base model" * any(parts), *parts)))
     difference, data = facts["largest_difference"], facts["data"]
     is_bare = facts["format"] in ("safetensors", "adapter")  # weights, whose program is not known
     rows = {
         "task": facts["task"],
         "evaluation": f"{figures or UNKNOWN} ({facts['evaluated_on']}), step {facts['step']}",
         "data": data + ("" if "SHA-256" in data else "; content hash unknown"),
-        "base model": facts["base_model"] or "none: trained from random weights",
-        "licence": f"that of the base model, in {', '.join(licences)}; of the data unknown"
-        if licences
+        "base model": f"{base}, commit {commit}" if commit else base or "none: trained from random weights",
+        "licence": f"{licence}; of the data unknown"
+        if licence
         else "unknown: the run records none of its data and weights",
         "precision": f"evaluated in {facts['trained_in']}; "
         + ("these files compute in fp32" if graph else f"these weights are {facts['stored_in']}"),
@@ -178,7 +192,9 @@ def card(facts: dict[str, Any]) -> str:
         "output": "those of the model" if is_bare else facts["output"],
     }
     table = "\n".join(f"| {name} | {str(value).replace('|', '/')} |" for name, value in rows.items())
-    link = f"\nlicense_name: that-of-the-base-model\nlicense_link: {licences[0]}" if licences else ""
+    link = "\nlicense_name: that-of-the-base-model" * (facts["license"] == "other")
+    link += f"\nlicense_link: {licences[0]}" if licences else ""
+    link += f"\nbase_model: {base}" if commit else ""
     return f"""---
 license: {facts["license"]}{link}
 ---

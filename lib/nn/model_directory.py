@@ -15,7 +15,6 @@ from lib.nn.weights import read_safetensors
 from lib.plugin_folders import ROOT
 
 HOST = torch.device("cpu")  # where weights are read
-SOURCE = "source.json"  # beside weights that make fetch has downloaded: repository, commit, licence
 # What makes a directory of weights usable, and what their licence asks for.
 _VOCABULARY = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _BESIDE = (*_VOCABULARY, "chat_template*", "LICENSE*", "NOTICE*")
@@ -33,9 +32,8 @@ def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...
     folder = (ROOT / Path(name).expanduser()).resolve()
     if not folder.is_dir():
         why = "it is a file" if folder.exists() else "it does not exist, and models are not downloaded"
-        raise ConfigError(
-            f"{requested} is no local directory", why=why, todo="give one that has a config.json"
-        )
+        todo = "give one that has a config.json; make fetch REPO=owner/name DIRECTORY=... downloads one"
+        raise ConfigError(f"{requested} is no local directory", why=why, todo=todo)
     file = folder / "config.json"
     if not file.is_file():
         raise ConfigError(f"{requested} has no config.json", todo="give the directory that has it")

@@ -11,11 +11,15 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lib.errors import ToolkitError
 from lib.kconf import Resolved, Value, values_from_json
 from lib.plugin_folders import ROOT
 from lib.runs.directory import RunDir
+
+if TYPE_CHECKING:
+    from lib.runs.weight_files import WeightFiles
 
 # Symbols that change no number of a training run: its launch, data loading, logging and checkpoints.
 _LAUNCH = ("NUM_DEVICES", "DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS")
@@ -35,6 +39,8 @@ _DIRECTORIES = {
     "HUGGINGFACE_DIR": ("config.json",),  # and weights
     "TOKENIZER_DIR": ("tokenizer*", "vocab*", "merges*", "*_tokens*.json", "chat_template*"),
 }
+SOURCE = "source.json"  # beside what make fetch has downloaded: repository, commit, license, sha256 by file
+_SOURCE_KEYS = ("repository", "commit", "license")
 _END_BYTES = 1 << 16  # at each end of a file of weights, which differ between two trainings
 # Symbol prefixes that identities left out until 0.1.0, when they hashed every symbol of the tree.
 _FORMERLY_EXCLUDED = (*_LAUNCH, "CHECKPOINT_URL", *_GROUPS)
@@ -56,13 +62,53 @@ def identity(in_effect: Mapping[str, Value]) -> str:
 
 def initial_digest(in_effect: Mapping[str, Value]) -> str | None:
     """Return the SHA-256 of the initial weights; None for random ones. Raises ToolkitError."""
+    return None if (found := _initial(in_effect)) is None else found.digest(cache=ROOT / "data")
+
+
+def _initial(in_effect: Mapping[str, Value]) -> WeightFiles | None:
     if not in_effect.get(_WEIGHTS):
         return None
     from lib.runs.weight_files import find_weights  # most runs do without it
 
     folders = [text for name in ("WEIGHTS_DIR", "DATA_DIR") if isinstance(text := in_effect.get(name), str)]
-    found = find_weights(str(in_effect[_WEIGHTS]), root=ROOT, folders=folders)
-    return found.digest(cache=ROOT / "data")
+    return find_weights(str(in_effect[_WEIGHTS]), root=ROOT, folders=folders)
+
+
+def weight_facts(in_effect: Mapping[str, Value]) -> dict[str, Any]:
+    """Return what a run stores of its weights and tokenizer: their SHA-256, and where make fetch got them.
+
+    What starts from a run has the source of its weights. Raises ToolkitError where weights cannot be read.
+    """
+    sources = dict[str, Any]()
+    for name in _DIRECTORIES:
+        if value := in_effect.get(name):
+            sources[name] = _source(ROOT / Path(str(value)).expanduser())
+    digest = None
+    if (found := _initial(in_effect)) is not None:
+        digest = found.digest(cache=ROOT / "data")
+        if found.checkpoint is None:
+            sources[_WEIGHTS] = _source(found.path if found.path.is_dir() else found.path.parent)
+        else:
+            sources[_WEIGHTS] = source_of_base(RunDir(found.checkpoint[0].parent))
+    facts = {"initial_weights": digest, "fetched": {name: each for name, each in sources.items() if each}}
+    return {name: value for name, value in facts.items() if value}
+
+
+def _source(folder: Path) -> dict[str, Any] | None:
+    """Return what make fetch wrote beside the files in `folder`, None where it did not."""
+    try:
+        found = json.loads((folder / SOURCE).read_bytes())
+    except (OSError, ValueError):
+        return None  # others may call a file so, too
+    is_ours = isinstance(found, dict) and all(isinstance(found.get(key), str) for key in _SOURCE_KEYS)
+    return found if is_ours else None
+
+
+def source_of_base(run: RunDir) -> dict[str, Any] | None:
+    """Return where make fetch got the weights that `run` started from; None if it did not."""
+    values, fetched = _values(run) or {}, stored_weight_facts(run).get("fetched", {})
+    found: dict[str, Any] | None = fetched.get(_WEIGHTS if values.get(_WEIGHTS) else "HUGGINGFACE_DIR")
+    return found
 
 
 def _digest_with(values: Mapping[str, Value], content: str | None) -> str:
@@ -146,11 +192,17 @@ def trains(run: RunDir, resolved: Resolved) -> bool:
 
 def stored_digest(run: RunDir) -> str | None:
     """Return the SHA-256 of the initial weights of `run`, as it stored it; None where it did not."""
-    try:
-        stored = run.read_json("env").get("initial_weights")
-    except ToolkitError:
-        return None
+    stored = stored_weight_facts(run).get("initial_weights")
     return stored if isinstance(stored, str) else None
+
+
+def stored_weight_facts(run: RunDir) -> dict[str, Any]:
+    """Return the `weight_facts` of `run` as it stored them, those that it did."""
+    try:
+        stored = run.read_json("env")
+    except ToolkitError:
+        return {}
+    return {name: stored[name] for name in ("initial_weights", "fetched") if name in stored}
 
 
 def has_former_identity(run: RunDir) -> bool:

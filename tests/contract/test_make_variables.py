@@ -21,7 +21,7 @@ USED_BY = {
     "INPUT": {"predict"},
     "TOP": {"predict"},
     "FORMAT": {"export"},
-    "DIRECTORY": {"export"},
+    "DIRECTORY": {"export", "fetch"},
     "PROMPT": {"sample"},
     "TEMPERATURE": {"sample", "predict"},
     "TOP_K": {"sample", "predict"},

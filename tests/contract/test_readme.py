@@ -40,7 +40,10 @@ EXTERNAL = "tests/e2e/test_external.py::test_it_is_kept_until_it_is_forgotten"
 INSTALL = "tests/anneal/test_install.py::test_an_editable_installation_has_this_package_alone"
 SETTINGS = "tests/contract/test_docs.py::test_the_settings_of_a_tutorial_are_possible"
 FINE_TUNED = "tests/e2e/test_finetune.py::test_a_run_is_fine_tuned_on_a_folder_of_images"
+FETCH = "tests/extras/test_fetch.py::test_what_is_downloaded_is_shown_first_and_pinned"
 COMMANDS = {
+    "make fetch REPO=owner/name DIRECTORY=my-llama": FETCH,
+    "make fetch REPO=owner/name DIRECTORY=../my-llama": FETCH,
     ".venv/bin/python -m scripts.sample_images data/shapes": FINE_TUNED,
     "make train-finetune-resnet": FINE_TUNED,
     "make train-finetune-resnet CONFIG_INITIAL_WEIGHTS= CONFIG_RESET_HEAD=n CONFIG_FREEZE= "
@@ -146,6 +149,7 @@ COMMANDS = {
     "make predict INPUT=photos": DRY,
     'make predict INPUT="a.jpg b.png" OUT=found.csv': DRY,
     "make predict RUN=20261121T093620Z BEST=1 INPUT=rows.csv OUT=found.jsonl TOP=3": DRY,
+    "make predict INPUT=questions.jsonl OUT=answers.jsonl TOKENS=100": DRY,
     "make bench": DRY,
     "python3 -m venv .venv": OWN_TORCH,
     ".venv/bin/pip install torch --index-url INDEX_URL": OWN_TORCH,

@@ -306,6 +306,9 @@ def test_a_tuned_directory_is_loaded_by_transformers_and_peft(packing: str, tmp_
     dtype, limit = (torch.float32, 1e-5) if packs else (torch.bfloat16, 1e-2)
     folder = tokenizer_at(with_weights("llama", tmp_path, dtype=dtype), PLAIN if packs else None)
     (folder / "LICENSE").write_text("as you like")
+    source = {"repository": "me/tiny", "commit": "0" * 40, "license": "mit"}
+    if packs:  # as make fetch leaves it
+        (folder / "source.json").write_text(json.dumps(source))
     (tmp_path / "chat.jsonl").write_text("\n".join([json.dumps({"messages": TALK[:2]})] * 4))
     runner = Runner(tmp_path)
     settings = {
@@ -329,17 +332,21 @@ def test_a_tuned_directory_is_loaded_by_transformers_and_peft(packing: str, tmp_
     plain = template_of(HuggingFaceTokenizer(folder))
     assert tokenizer.chat_template == (plain.jinja() if isinstance(plain, PlainTemplate) else PLAIN)
     card = (tmp_path / "merged/README.md").read_text()
-    assert "license: other\nlicense_name: that-of-the-base-model\nlicense_link: LICENSE\n" in card
-    assert (
-        f"these weights are {str(dtype)[6:]}" in card
-        and "that of the base model, in LICENSE; of the data" in card
-    )
+    assert f"these weights are {str(dtype)[6:]}" in card
+    if packs:
+        assert "license: mit\nlicense_link: LICENSE\nbase_model: me/tiny\n" in card
+        assert f"| base model | me/tiny, commit {'0' * 40} |" in card
+        assert "that of the base model, mit, in LICENSE; of the data" in card
+    else:
+        assert "license: other\nlicense_name: that-of-the-base-model\nlicense_link: LICENSE\n" in card
+        assert f"| base model | {folder.name} |" in card and "base_model" not in card
+        assert "that of the base model, in LICENSE; of the data" in card
     figures = json.loads((tmp_path / "merged/model.json").read_text())
     before, after = figures["evaluation"]["loss"], figures["evaluation_merged"]["loss"]
     assert (packs or before != after) and after == pytest.approx(before, rel=0.01)
     assert f"| evaluation | tokens {figures['evaluation_merged']['tokens']:.4f}, loss {after:.4f}" in card
     assert "before adapters were merged" in card
-    assert "| input | int64 (N, 64) |" in card and f"| base model | {folder.name} |" in card
+    assert "| input | int64 (N, 64) |" in card
     (tmp_path / "chat.jsonl").unlink()
     asked = tmp_path / "asked.jsonl"
     asked.write_text(json.dumps({"messages": TALK[:1]}))

@@ -69,6 +69,10 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def siblings() -> list[dict[str, Any]]:
     plain = [{"rfilename": name, "size": len(content), "blobId": "0" * 40} for name, content in FILES.items()]
     return [each | of_lfs(each) for each in plain]
@@ -110,6 +114,7 @@ def test_what_is_downloaded_is_shown_first_and_pinned(hub: str, tmp_path: Path) 
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     source = json.loads((folder / "source.json").read_text())
     assert (source["repository"], source["commit"], source["license"]) == ("me/tiny", COMMIT, "mit")
+    assert source["sha256"] == {name: sha256(FILES[name]) for name in names - {"source.json"}}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ from lib.runs.identity import (
     identity,
     initial_digest,
     is_identity,
+    source_of_base,
+    stored_weight_facts,
     trains,
+    weight_facts,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -302,3 +305,26 @@ def test_a_model_directory_counts_by_its_content_wherever_it_is(tmp_path: Path) 
     assert len(others | {one}) == 5
     nowhere = resolved(ROOT, MODEL_HUGGINGFACE="y", HUGGINGFACE_DIR=str(tmp_path / "nowhere"))
     assert identity(nowhere.in_effect) not in others, "training it is refused"
+
+
+def test_where_weights_were_fetched_is_kept_and_handed_on(tmp_path: Path) -> None:
+    source = {"repository": "me/tiny", "commit": "0" * 40, "license": "mit", "sha256": {}}
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "model.pt").write_bytes(b"PK\x03\x04weights")
+    for text in (None, "[1]", "{", json.dumps({**source, "license": ["mit"]})):  # none, and those of others
+        if text is not None:
+            (folder / "source.json").write_text(text)
+        assert set(weight_facts(weighed(folder / "model.pt").in_effect)) == {"initial_weights"}
+    (folder / "source.json").write_text(json.dumps(source))
+    for path in (folder, folder / "model.pt"):
+        facts = weight_facts(weighed(path).in_effect)
+        assert facts["fetched"] == {"INITIAL_WEIGHTS": source}
+    in_effect = {"HUGGINGFACE_DIR": str(folder), "TOKENIZER_DIR": str(folder)}
+    assert weight_facts(in_effect) == {"fetched": dict.fromkeys(in_effect, source)}
+    run = old_run(tmp_path, {"INITIAL_WEIGHTS": str(folder)})
+    assert source_of_base(run) is None and stored_weight_facts(run) == {}, "a run of before"
+    run.write("env", {"torch": "2", **facts})
+    assert stored_weight_facts(run) == facts and source_of_base(run) == source
+    run.write("values", {"INITIAL_WEIGHTS": ""})
+    assert source_of_base(run) is None, "of the tokenizer alone, say"
