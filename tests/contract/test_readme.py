@@ -42,7 +42,6 @@ SETTINGS = "tests/contract/test_docs.py::test_the_settings_of_a_tutorial_are_pos
 FINE_TUNED = "tests/e2e/test_finetune.py::test_a_run_is_fine_tuned_on_a_folder_of_images"
 FETCH = "tests/extras/test_fetch.py::test_what_is_downloaded_is_shown_first_and_pinned"
 COMMANDS = {
-    "make fetch REPO=owner/name DIRECTORY=my-llama": FETCH,
     "make fetch REPO=owner/name DIRECTORY=../my-llama": FETCH,
     ".venv/bin/python -m scripts.sample_images data/shapes": FINE_TUNED,
     "make train-finetune-resnet": FINE_TUNED,
