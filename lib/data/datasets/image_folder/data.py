@@ -25,10 +25,12 @@ from lib.data.datasets.files import DataLocation, describe_images
 from lib.data.datasets.image_folder.image_files import (
     LAYOUTS,
     PARTS,
+    SUFFIXES,
     ImageFile,
     ImageFiles,
     find_images,
     find_root,
+    walk,
 )
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec, Indices
 from lib.errors import DataError, os_error, raise_faults
@@ -143,7 +145,13 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     if root is None:
         what = f"data set image_folder is not there: {location.files} is no folder with images"
         raise DataError(what, todo=f"point CONFIG_DATA_DIR to a folder with {LAYOUTS}")
-    found = find_images(root, percent=options.validation_pct, group=options.group, log=log)
+    try:
+        found = find_images(root, percent=options.validation_pct, group=options.group, log=log)
+    except DataError as error:
+        # Bad images are told with it: they would be the next error.
+        if error.why and options.on_bad_sample == "error" and (bad := _undecodable(root, size)):
+            raise_faults(error.what, [*(error.findings or (error.why,)), *bad], todo=error.todo)
+        raise
     listings = dict(zip(PARTS, (found.train, found.test), strict=True))
 
     def fill(folder: Path) -> None:
@@ -168,6 +176,21 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     identity = fingerprint("image_folder", VERSION, size, root, *found.classes, *marks)
     cached_folder(folder, identity=identity, fill=fill, log=log)
     return _packed(folder, found, listings, skip=options.on_bad_sample == "skip")
+
+
+def _undecodable(root: Path, size: int) -> list[str]:
+    """Return each image below `root` that cannot be decoded, with the reason."""
+
+    def fault(file: Path) -> str:
+        try:
+            decode(file, size)
+        except BadSampleError as error:
+            return f"{file}: {error}"
+        return ""
+
+    files = [Path(each.path) for each in walk(root) if Path(each.name).suffix.lower() in SUFFIXES]
+    with ThreadPoolExecutor(thread_name_prefix="decode") as pool:
+        return [*filter(None, pool.map(fault, filter(Path.is_file, files)))]
 
 
 def _packed(

@@ -75,7 +75,18 @@ def find_images(
         raise ConfigError(
             what, why=f"it has a folder {test.name}/", todo="leave it out, or move all to train/"
         )
-    trained, evaluated = (_listed(folder, log) for folder in (train, test))
+    parts, errors = list[list[ImageFile]](), list[DataError]()
+    for folder in (train, test):
+        try:
+            parts.append(_listed(folder, log))
+        except DataError as error:
+            errors.append(error)
+    if len(errors) > 1:
+        faults = [fault for each in errors for fault in each.findings or (each.why or each.what,)]
+        raise_faults(f"{root} cannot be used", faults, todo=errors[0].todo)
+    if errors:
+        raise errors[0]
+    trained, evaluated = parts
     classes, others = ({image.label for image in part} for part in (trained, evaluated))
     if classes != others:
         why = f"only one of them has {', '.join(sorted(classes ^ others)[:5])}"
@@ -148,7 +159,7 @@ def _listed(folder: Path, log: Callable[[str], None]) -> list[ImageFile]:
     images, faults, others = list[ImageFile](), list[str](), len(beside)
     for name in folders:
         known = len(images)
-        for entry in _walk(folder / name):
+        for entry in walk(folder / name):
             if Path(entry.name).suffix.lower() not in SUFFIXES:
                 others += 1
             elif entry.is_file():
@@ -167,13 +178,13 @@ def _folders(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != ".")
 
 
-def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+def walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
     """Yield the files below a folder, sorted, without those whose names begin with a dot."""
     with os_errors("read"):
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     for entry in entries:
         if entry.is_dir() and entry.name[0] != ".":
-            yield from _walk(entry.path)
+            yield from walk(entry.path)
         elif entry.name[0] != ".":
             yield entry
 
@@ -197,7 +208,7 @@ def _by_file(folder: Path, log: Callable[[str], None]) -> list[ImageFile]:
             faults.append(f"{place}: there is no file {folder / name}")
         images[name] = ImageFile(str(folder / name), name, label)
     raise_faults(f"{file} cannot be used", faults, todo="mend it")
-    files = (entry.path.removeprefix(f"{folder}/") for entry in _walk(folder))
+    files = (entry.path.removeprefix(f"{folder}/") for entry in walk(folder))
     if others := sum(name not in images for name in files if Path(name).suffix.lower() in SUFFIXES):
         log(f"{file} does not name {others} images in its folder: they are left out")
     return sorted(images.values(), key=lambda image: (image.label, image.name))

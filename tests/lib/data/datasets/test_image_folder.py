@@ -193,6 +193,38 @@ def test_bad_files_are_told_all_at_once(root: Path) -> None:
         assert not any("making it again" in line for line in said)
 
 
+@pytest.mark.parametrize("labelled", [True, False], ids=["labels.csv", "folders"])
+def test_bad_files_are_told_beside_other_faults(labelled: bool, root: Path) -> None:
+    files = damage(root)
+    faults = [f"{root / 'train' / 'empty'} has no images: looked for "]
+    (root / "train" / "empty").mkdir()
+    if labelled:
+        (root / "labels.csv").write_text("name,label\nof train/cat/0.png,cat\ngone.png,dog\n1.png,\n")
+        rows = ("2: there is no file", "3 has no label")
+        faults = [f"{root / 'labels.csv'}, row {row}" for row in rows]
+        for part in ("train", "val"):
+            (root / part).rename(root / f"of {part}")
+        files = [root / f"of {file.relative_to(root)}" for file in files]
+    with pytest.raises(DataError) as error:
+        opened(root)
+    texts = [*faults, *(f"{file}: it is not an image of a known format" for file in files)]
+    assert len(error.value.findings) == len(texts)
+    assert all(found.startswith(text) for found, text in zip(error.value.findings, texts, strict=True))
+    with pytest.raises(DataError) as error:
+        opened(root, on_bad="skip")
+    assert "known format" not in str((error.value, error.value.findings))
+
+
+def test_faults_of_both_parts_are_told_at_once(root: Path) -> None:
+    for part in ("train", "val"):
+        (root / part / "empty").mkdir()
+    with pytest.raises(DataError, match=r"/empty has no images: .*, and 1 more") as error:
+        opened(root)
+    assert [text.partition(" has")[0] for text in error.value.findings] == [
+        str(root / part / "empty") for part in ("train", "val")
+    ]
+
+
 def test_bad_files_are_skipped_counted_and_named(root: Path, tmp_path: Path) -> None:
     whole = opened(root)
     assert whole.class_names == ("cat", "dog")
