@@ -17,9 +17,10 @@ from lib.data.datasets.files import DataLocation
 from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.sampler import held_out_by_hash
 from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
-from lib.errors import ConfigError, DataError, meant
+from lib.errors import ConfigError, DataError, meant, raise_faults
 
 MOST_CATEGORIES = 1000  # of a column; one with more is rather a mistake
+_OTHER_TARGET = "add rows with other values, or name another column in CONFIG_TABULAR_TARGETS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +233,7 @@ def _targets(
         spec = TableLabelsSpec(name="tabular", columns=columns, classes=len(schema.targets))
         return spec, [*labels], tuple(schema.targets)
     if options.target == "numbers":
-        known = []
+        known, constant = [], list[str]()
         for name in schema.targets:
             values = tables[0].numbers(name)
             if values is None:
@@ -241,11 +242,17 @@ def _targets(
                     why=f"it has {_no_number(tables[0], name)}",
                     todo="mend it, or set CONFIG_TABULAR_TARGET_CLASSES=y",
                 )
-            known.append(Column.of_numbers(name, values[rows[0]]))
+            if (trained := values[rows[0]]).min() == trained.max():
+                constant.append(f"column {name!r} is {trained[0]:g} in all {len(trained)} rows for training")
+            known.append(Column.of_numbers(name, trained))
+        raise_faults(f"{tables[0].file} has nothing to predict", constant, todo=_OTHER_TARGET)
         numbers = [np.concatenate([_normalised(column, *pair) for column in known], axis=1) for pair in pairs]
         return TableSpec(name="tabular", columns=columns, targets=tuple(known)), [*numbers], ()
     (name,) = schema.targets
     classes = _texts(*pairs[0], name)
+    if len(classes) < 2:
+        why = f"column {name!r} is {classes[0]!r} in all {len(rows[0])} rows for training"
+        raise DataError(f"{tables[0].file} has nothing to predict", why=why, todo=_OTHER_TARGET)
     places = {text: place for place, text in enumerate(classes)}
     for table, kept in pairs:
         unknown = [row for row in kept.tolist() if table.columns[name][row] not in places]

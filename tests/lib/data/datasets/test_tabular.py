@@ -194,3 +194,21 @@ def test_a_class_that_training_lacks_is_an_error(tmp_path: Path) -> None:
     options = {"targets": "city", "target": "classes", "validation": "other", "validation_file": "new.csv"}
     with pytest.raises(DataError, match="class 'Bern' of row 1 is not in the training part"):
         read(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"targets": "price,year"}, r"column 'price' is 0\.1 in all 20 rows for training, and 1 more"),
+        ({"targets": "city", "target": "classes"}, "column 'city' is 'Oslo' in all 20 rows for training"),
+    ],
+)
+def test_a_target_with_one_value_is_an_error(options: dict[str, str], told: str, tmp_path: Path) -> None:
+    table(tmp_path, [f"{row},Oslo,1900,0.1" for row in range(20)])
+    table(tmp_path, lines(10), name="new.csv")  # other values that are not trained on
+    with pytest.raises(DataError, match=f"table.csv has nothing to predict: {told}") as caught:
+        read(tmp_path, validation="other", validation_file="new.csv", **options)
+    assert "CONFIG_TABULAR_TARGETS" in str(caught.value)
+    (tmp_path / "table.csv").write_text((tmp_path / "table.csv").read_text() + "30,Rome,1901,0.2\n")
+    if "target" not in options:
+        read(tmp_path, validation="other", validation_file="new.csv", **options)
