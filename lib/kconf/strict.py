@@ -179,7 +179,8 @@ class StrictLoad:
                 continue
             entries.append(_Entry(symbol, value, assignment, layer))
         if absent:
-            self._notices.append(diagnostics.absent_symbols(self.tree, absent, near=not layer.by_tool))
+            text = diagnostics.absent_symbols(self.tree, absent, near=not layer.by_tool)
+            self._notices.append(text + " (make olddefconfig removes this)" * layer.by_tool)
         return entries
 
     def _was_overruled(self, entry: _Entry) -> bool:

@@ -58,8 +58,10 @@ def test_a_whole_configuration_of_another_branch_is_taken(kconf_project, kconf, 
     (note,) = err
     assert (status, note.partition(": ")[2].partition(": ")[2]) == (
         0,
-        "CONFIG_MODEL_ELSEWHERE is not a symbol here, and off anyway",
+        "CONFIG_MODEL_ELSEWHERE is not a symbol here, and off anyway (make olddefconfig removes this)",
     )
+    kconf("olddefconfig")
+    assert kconf("checkconfig")[2] == []
 
 
 def test_what_somebody_types_is_no_such_thing(kconf_project, kconf, monkeypatch):
