@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from lib.plan.gpus import Gpu
 from lib.plan.roofline import StepWork
-from lib.plan.sharding import ELEMENT_BYTES, Exchange
+from lib.plan.sharding import DEVICES_PER_NODE, ELEMENT_BYTES, Exchange
 from lib.plan.types import Layout, ModelFacts, StageFacts
 
 # torch's stage keeps, for each micro-batch of a step, what it receives in forward, the gradient of that,
@@ -49,7 +49,7 @@ def stages_of(facts: ModelFacts, layout: Layout) -> tuple[Stage, ...]:
         return ()
     _, *blocks = facts.units
     block, last = (sum(each.elements for each in weights) for weights in (blocks[0], facts.stages.last))
-    sizes, found = stage_blocks(len(blocks), block=block, last=last, stages=layout.world), list[Stage]()
+    sizes, found = stage_blocks(len(blocks), block=block, last=last, stages=layout.shard), list[Stage]()
     for number, size in enumerate(sizes):
         own, blocks = [weight for unit in blocks[:size] for weight in unit], blocks[size:]
         is_last = number == len(sizes) - 1
@@ -77,10 +77,10 @@ def stage_shares(facts: ModelFacts, layout: Layout) -> Mapping[str, float]:
 def buffer_bytes(stages: StageFacts, layout: Layout, *, samples: int, micro_batch: int) -> int:
     """Return the bytes that a stage keeps for its exchanges with others, in training and evaluation.
 
-    samples: of an optimizer step. Evaluation goes forward with twice as many micro-batches as stages, and
+    samples: of the pipeline in an optimizer step. Evaluation goes forward with twice as many micro-batches as stages, and
     keeps what it receives and what it sends.
     """
-    return stages.bytes_per_sample * (KEPT_BUFFERS * samples + 2 * 2 * layout.world * micro_batch)
+    return stages.bytes_per_sample * (KEPT_BUFFERS * samples + 2 * 2 * layout.shard * micro_batch)
 
 
 def slowest_stage(work: StepWork, facts: ModelFacts, layout: Layout) -> StepWork:
@@ -93,12 +93,12 @@ def slowest_stage(work: StepWork, facts: ModelFacts, layout: Layout) -> StepWork
 
 def idle_share(layout: Layout, *, accumulation: int) -> float:
     """Return the share of a step in which a stage waits for the others to fill and empty the pipeline."""
-    return (layout.world - 1) / (accumulation + layout.world - 1)
+    return (layout.shard - 1) / (accumulation + layout.shard - 1)
 
 
 def pipeline_seconds(
     compute: float,
-    stages: StageFacts,
+    facts: ModelFacts,
     layout: Layout,
     gpu: Gpu,
     *,
@@ -108,11 +108,17 @@ def pipeline_seconds(
 ) -> float:
     """Return the seconds of a step in which the slowest stage computes for `compute` seconds.
 
-    A stage waits for its exchanges with its neighbours, which go in both directions at once.
+    A stage waits for its exchanges with its neighbours, which go in both directions at once. Pipelines sum the
+    gradients of equal stages afterwards. samples: of each pipeline.
     """
+    stages = facts.stages
+    assert stages is not None, "it can be a pipeline"
+    within = layout.shard if (per_node or DEVICES_PER_NODE) % layout.shard == 0 else layout.world
     elements = 2 * samples * stages.bytes_per_sample // ELEMENT_BYTES  # forward, and gradients
-    sent = Exchange(kind="send", processes=2, among=layout.devices, elements=elements)
-    tied = Exchange(kind="all_reduce", processes=2, among=layout.devices, elements=stages.tied)
+    sent = Exchange(kind="send", processes=2, among=within, elements=elements)
+    tied = Exchange(kind="all_reduce", processes=2, among=within, elements=stages.tied)
+    most = max(stage.trained for stage in stages_of(facts, layout))
+    summed = Exchange(kind="all_reduce", processes=layout.replicas, among=layout.world, elements=most)
     seconds = compute + sent.seconds(gpu, per_node=per_node)
     busy = 1 - idle_share(layout, accumulation=accumulation)
-    return seconds / busy + tied.seconds(gpu, per_node=per_node)
+    return seconds / busy + sum(each.seconds(gpu, per_node=per_node) for each in (tied, summed))

@@ -291,9 +291,8 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
     if layout.world == 1:
         return times
     if layout.strategy == "pipeline":
-        assert facts.stages is not None
         sizes = {"samples": split.samples, "accumulation": split.accumulation, "per_node": per_node}
-        fastest, slowest = (pipeline_seconds(each, facts.stages, layout, gpu, **sizes) for each in times)
+        fastest, slowest = (pipeline_seconds(each, facts, layout, gpu, **sizes) for each in times)
         return fastest, slowest
     traffic = traffic_seconds(facts.units, layout, gpu, accumulation=split.accumulation, per_node=per_node)
     fastest, slowest = (seconds + exposed_seconds(traffic, compute=seconds) for seconds in times)

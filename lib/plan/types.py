@@ -147,8 +147,8 @@ class Layout:
         micro-batch.
     fsdp: as zero2, but weights are gathered unit by unit, in forward and again in backward.
     hsdp: as fsdp within groups of `shard` processes, which are replicas as with ddp.
-    pipeline: each process is a stage, which has some consecutive blocks of the model; all compute the same
-        micro-batches, one after the other.
+    pipeline: each process is a stage, which has some consecutive blocks of the model. `shard` consecutive
+        processes compute the same micro-batches, one after the other; such pipelines are replicas.
     split: each process has several devices with one of two frozen models on each, and the trained model on
         the first. Devices with the same model divide the samples of a micro-batch. Processes are replicas as
         with ddp.
@@ -158,14 +158,13 @@ class Layout:
 
     strategy: Strategy
     world: int
-    shard: int  # processes that hold one replica: 1, or `world`, or for hsdp a divisor of it
+    shard: int  # processes that hold one replica: 1, or `world`, or for hsdp and pipeline a divisor of it
     branch_devices: tuple[int, ...] = ()  # of a split: devices with the first frozen model, and the second
 
     def __post_init__(self) -> None:
         any_world = self.strategy in ("split", "sequential")
         alone = any_world or (self.strategy == "single") == (self.world == 1)
         parts = (self.shard > 1) == (self.strategy in COLLECTIVE_FORWARD)
-        parts &= self.strategy != "pipeline" or self.shard == self.world
         branches = len(self.branch_devices) == 2 * (self.strategy == "split") and all(
             type(devices) is int and devices > 0 for devices in self.branch_devices
         )
@@ -180,8 +179,12 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Processes that share the samples of a step; all stages of a pipeline compute the same ones."""
-        return 1 if self.strategy == "pipeline" else self.world
+        """Shares of the samples of a step: of processes, or of pipelines, whose stages compute the same."""
+        return self.world // self.shard if self.strategy == "pipeline" else self.world
+
+    def replica_of(self, rank: int) -> int:
+        """Return the number of the share of a process."""
+        return rank * self.replicas // self.world
 
     @property
     def devices(self) -> int:

@@ -14,6 +14,7 @@ from lib.plan.gpus import gpu_of, parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import StepWork
 from lib.plan.show import compact_text
+from lib.plan.sharding import NETWORK_BYTES_PER_SECOND
 from lib.plan.stages import (
     buffer_bytes,
     idle_share,
@@ -36,8 +37,8 @@ def staged(parameters: float) -> ModelFacts:
     return dataclasses.replace(facts, stages=ends)
 
 
-def layout(world: int) -> Layout:
-    return Layout(strategy="pipeline", world=world, shard=world)
+def layout(world: int, *, shard: int | None = None) -> Layout:
+    return Layout(strategy="pipeline", world=world, shard=shard or world)
 
 
 def predictor(facts: ModelFacts) -> MemoryEstimator:
@@ -107,14 +108,26 @@ def test_stages_have_all_weights_and_all_work() -> None:
 def test_stages_wait_while_the_pipeline_fills_and_for_what_is_sent() -> None:
     assert idle_share(layout(4), accumulation=1) == 3 / 4
     assert idle_share(layout(4), accumulation=9) == 3 / 12
-    stages, gpu = staged(1e9).stages, gpu_of("a100-40g")
-    assert stages is not None and gpu is not None
+    facts, gpu = staged(1e9), gpu_of("a100-40g")
+    assert facts.stages is not None and gpu is not None
     sizes = {"samples": 64, "accumulation": 9}
-    alone = dataclasses.replace(stages, tied=0, bytes_per_sample=0)
+    alone = dataclasses.replace(facts, stages=dataclasses.replace(facts.stages, tied=0, bytes_per_sample=0))
     assert pipeline_seconds(3.0, alone, layout(4), gpu, **sizes) == pytest.approx(4.0)
     sent = 2 * 64 * SENT / gpu.link_bytes_per_second
     tied = 4 * 10_000 / gpu.link_bytes_per_second
-    assert pipeline_seconds(3.0, stages, layout(4), gpu, **sizes) == pytest.approx((3 + sent) * 12 / 9 + tied)
+    once = (3 + sent) * 12 / 9 + tied
+    assert pipeline_seconds(3.0, facts, layout(4), gpu, **sizes) == pytest.approx(once)
+    # Of two pipelines equal stages sum their gradients, after all micro-batches.
+    most = max(stage.trained for stage in stages_of(facts, layout(8, shard=4)))
+    summed = 4 * most / gpu.link_bytes_per_second
+    found = pipeline_seconds(3.0, facts, layout(8, shard=4), gpu, **sizes)
+    assert found == pytest.approx(once + summed)
+    # Two nodes of four: stages are within one, and equal ones across both; of three each pipeline is on several.
+    slow = gpu.link_bytes_per_second / NETWORK_BYTES_PER_SECOND
+    found = pipeline_seconds(3.0, facts, layout(8, shard=4), gpu, per_node=4, **sizes)
+    assert found == pytest.approx(once + summed * slow)
+    found = pipeline_seconds(3.0, facts, layout(8, shard=4), gpu, per_node=3, **sizes)
+    assert found == pytest.approx((3 + sent * slow) * 12 / 9 + (tied + summed) * slow)
 
 
 def test_it_is_chosen_where_links_are_slow_and_replicas_do_not_fit() -> None:
