@@ -1,9 +1,9 @@
 """Pipeline parallelism: a stage of the model on each rank, by torch.distributed.pipelining.
 
 Rank r of a pipeline has the r-th group of consecutive blocks; the first rank also what comes before them, the
-last one what comes after, and the loss. Weights of other stages are on the meta device. Micro-batches are those
-of accumulation, in the order of 1F1B (Narayanan et al. 2021). Consecutive ranks are a pipeline. Of several
-pipelines each has its own samples, and equal stages sum their gradients.
+last one what comes after, and the loss. Weights of other stages are on the meta device. Micro-batches are
+those of accumulation, in the order of 1F1B (Narayanan et al. 2021). Consecutive ranks are a pipeline. Of
+several pipelines each has its own samples, and equal stages sum their gradients.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def chain(name: str, directory: Path) -> None:
 
 
 def killed(directory: Path) -> None:
-    """A last stage is killed within a step after a checkpoint, one of two pipelines; others go on from that."""
+    """A stage of two pipelines is killed within a step after a checkpoint; two others go on from that."""
 
     def dies(backend: Backend) -> None:
         part_of("killed", "killed", backend, directory, steps=EACH)
