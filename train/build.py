@@ -138,7 +138,7 @@ def _placed(
         from train.pipeline import Pipeline
 
         model = model.to(dtype=dtype)
-        options = {"stages": plan.shard, "seed": seed, "precision": plan.precision}
+        options: dict[str, Any] = {"stages": plan.shard, "seed": seed, "precision": plan.precision}
         return model, model, Pipeline(model, backend, **options)
     if plan.strategy in SHARDS_WEIGHTS:
         model = model.to(dtype=dtype)  # unsharded it need not fit on the device

@@ -177,7 +177,7 @@ def _plan_and_train(
         check_packages(config)
     if (upload := _upload(config)) is not None:
         upload.check_storage(config)
-    check = refuse
+    check: Callable[..., None] = refuse
     if rendezvous is not None:
         from train.multi_node import launch_multi_node, refusal_on_nodes
 

@@ -64,10 +64,11 @@ class Pipeline:
         self._weights = [weight for weight in model.parameters() if id(weight) in held]
         pipelines = [[*range(first, first + stages)] for first in range(0, backend.world, stages)]
         self._last_rank = backend.rank - stage + stages - 1
-        self._own, _ = dist.new_subgroups_by_enumeration(pipelines)
-        self._host, _ = dist.new_subgroups_by_enumeration(pipelines, backend="gloo")
-        self._ends, _ = dist.new_subgroups_by_enumeration([[ranks[0], ranks[-1]] for ranks in pipelines])
-        self._equal, _ = dist.new_subgroups_by_enumeration([*map(list, zip(*pipelines, strict=True))])
+        groups: Any = dist.new_subgroups_by_enumeration  # every rank makes all of them
+        self._own, _ = groups(pipelines)
+        self._host, _ = groups(pipelines, backend="gloo")
+        self._ends, _ = groups([[ranks[0], ranks[-1]] for ranks in pipelines])
+        self._equal, _ = groups([*map(list, zip(*pipelines, strict=True))])
         self._schedules: dict[tuple[int, torch.Size, bool], PipelineScheduleSingle] = {}
         self._zeros: dict[bool, Sums] = {}
         self._queue: Iterator[Row] = iter(())
