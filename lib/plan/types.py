@@ -162,8 +162,7 @@ class Layout:
     branch_devices: tuple[int, ...] = ()  # of a split: devices with the first frozen model, and the second
 
     def __post_init__(self) -> None:
-        any_world = self.strategy in ("split", "sequential")
-        alone = any_world or (self.strategy == "single") == (self.world == 1)
+        alone = self.strategy in ("split", "sequential") or (self.strategy == "single") == (self.world == 1)
         parts = (self.shard > 1) == (self.strategy in COLLECTIVE_FORWARD)
         branches = len(self.branch_devices) == 2 * (self.strategy == "split") and all(
             type(devices) is int and devices > 0 for devices in self.branch_devices
@@ -194,8 +193,8 @@ class Layout:
     @property
     def replica(self) -> Layout:
         """Layout of one process without the others."""
-        alone: Strategy = self.strategy if self.strategy in ("split", "sequential") else "single"
-        return Layout(strategy=alone, world=1, shard=1, branch_devices=self.branch_devices)
+        own: Strategy = self.strategy if self.strategy in ("split", "sequential") else "single"
+        return Layout(strategy=own, world=1, shard=1, branch_devices=self.branch_devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,8 +341,7 @@ class Plan:
         The rows after those have weight 0. They are there because all processes run as many micro-batches,
         and because compiled programs, and what stages of a pipeline receive, are for one shape.
         """
-        unit = self.norm_batch or 1
-        sizes = [*self.micro_batches]
+        unit, sizes = self.norm_batch or 1, [*self.micro_batches]
         if self.shares[rank] < self.shares[0]:
             shorter = max((place for place, size in enumerate(sizes) if size > unit), default=-1)
             sizes[shorter] -= unit
