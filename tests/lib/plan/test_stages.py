@@ -19,6 +19,7 @@ from lib.plan.sizing import Candidate
 from lib.plan.stages import (
     buffer_bytes,
     idle_share,
+    most_samples,
     pipeline_seconds,
     slowest_stage,
     stage_blocks,
@@ -199,6 +200,16 @@ def test_several_pipelines_are_planned_and_share_the_batch() -> None:
     table = format_strategies(found_on("a100-40gx16", dist_strategy="pipeline"), columns=100)
     names = [line.split()[0] for line in table if line.split()[0].startswith("pipeline")]
     assert names == ["pipeline/8", "pipeline/4", "pipeline/2"]
+
+
+def test_a_pipeline_keeps_buffers_for_its_own_share() -> None:
+    config = config_of(target_effective_batch=65)
+    assert most_samples(config, layout(4)) == 65
+    assert most_samples(config, layout(4, shard=2)) == 33
+    # By hand the batch is that of one pipeline.
+    by_hand = {"hyper_param": "manual", "batch_size": 4, "gradient_accumulation": 3}
+    config = config_of(target_effective_batch=0, **by_hand)
+    assert most_samples(config, layout(4, shard=2)) == 12
 
 
 def found_on(machine: str, **changes: Any) -> tuple[Candidate, ...]:
