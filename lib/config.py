@@ -75,8 +75,9 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """Restarts, the rendezvous endpoint and what a SLURM job asks for."""
+    """Stages of a pipeline, restarts, the rendezvous endpoint and what a SLURM job asks for."""
 
+    dist_stages: int | None  # 0: the plan chooses; None: no pipeline was asked for
     dist_max_restarts: int
     dist_endpoint: str | None  # None, as "": for one node
     slurm_time: str | None  # None, as "": left to the site

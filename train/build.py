@@ -138,7 +138,8 @@ def _placed(
         from train.pipeline import Pipeline
 
         model = model.to(dtype=dtype)
-        return model, model, Pipeline(model, backend, seed=seed, precision=plan.precision)
+        options: dict[str, Any] = {"stages": plan.shard, "seed": seed, "precision": plan.precision}
+        return model, model, Pipeline(model, backend, **options)
     if plan.strategy in SHARDS_WEIGHTS:
         model = model.to(dtype=dtype)  # unsharded it need not fit on the device
         return model, backend.shard(model, plan.layout), None

@@ -178,11 +178,12 @@ def _plan_and_train(
         check_packages(config)
     if (upload := _upload(config)) is not None:
         upload.check_storage(config)
+    check: Callable[..., None] = refuse
     if rendezvous is not None:
-        from train.multi_node import check_node, launch_multi_node
+        from train.multi_node import launch_multi_node, refusal_on_nodes
 
-        check_node(config, rendezvous)
-    data = open_to_train(config, root=request.root, log=log, refuse=refuse)
+        check = refusal_on_nodes(config, rendezvous)
+    data = open_to_train(config, root=request.root, log=log, refuse=check)
     if rendezvous is not None:
         launch_multi_node(config, request.resolved, rendezvous)
     run = find_run()

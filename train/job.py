@@ -375,10 +375,8 @@ def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
     """Evaluate this rank's part, yielding sums batch by batch."""
     plan, backend = job.plan, job.backend
     with evaluated_weights(job):
-        replicas = plan.layout.replicas
-        batches = job.eval_loader.batches(
-            rank=backend.rank % replicas, world=replicas, batch_size=plan.micro_batch
-        )
+        replica, replicas = plan.layout.replica_of(backend.rank), plan.layout.replicas
+        batches = job.eval_loader.batches(rank=replica, world=replicas, batch_size=plan.micro_batch)
         if job.pipeline is not None:
             yield from job.pipeline.evaluate(batches, job.task)
         for batch in batches:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -21,9 +21,14 @@ from lib.devices.probe import probe
 from lib.distributed.launcher import launch
 from lib.distributed.rendezvous import Rendezvous, check_shares, environment_of, route_to, torchrun_options
 from lib.errors import ConfigError, PlanError, ToolkitError, os_errors
+from lib.hyperparams import apply_hyperparams
 from lib.plan.placement import NAMES, check_machines, place
-from lib.plan.types import STATIC_SHAPES, Hardware, grows_with_devices
+from lib.plan.sharding import DEVICES_PER_NODE
+from lib.plan.types import STATIC_SHAPES, Device, Hardware, grows_with_devices
 from lib.runs.identity import identity
+
+if TYPE_CHECKING:
+    from train.training_data import TrainingData
 
 
 def check_node(config: Config, rendezvous: Rendezvous) -> tuple[Hardware, int]:
@@ -51,6 +56,51 @@ def check_node(config: Config, rendezvous: Rendezvous) -> tuple[Hardware, int]:
     processes = place(config, hardware).world.value
     check_shares(rendezvous, processes=processes, target=config.target, unit=config.norm_batch or 1)
     return hardware, processes
+
+
+def refusal_on_nodes(config: Config, rendezvous: Rendezvous) -> Callable[[Config, TrainingData | None], None]:
+    """Check this node; return a function that raises what the plan refuses whatever the other nodes have.
+
+    How many processes they start is known after the rendezvous only, but data and models that training starts
+    from are made before. So it raises only where every number of processes is refused, with the reason of
+    nodes like this one. Raises what `check_node` does.
+    """
+    hardware, processes = check_node(config, rendezvous)
+    least, most = rendezvous.min_nodes, rendezvous.max_nodes
+    alike = [processes * nodes for nodes in range(least, most + 1)]
+    every = range(processes + least - 1, processes + (most - 1) * max(processes, DEVICES_PER_NODE) + 1)
+
+    def refuse(config: Config, data: TrainingData | None) -> None:
+        from train.build import check_run
+        from train.planning.memory_estimate import MemoryTraces
+
+        if data is None:
+            return None  # too little is known of the model
+        config = config.replace(auto_method="predict") if config.auto_method == "probe" else config
+        traces, refused = MemoryTraces(config, data), list[ToolkitError]()
+        for world in dict.fromkeys((*alike, *every)):
+            machine = of_all_nodes(hardware, processes=processes, world=world)
+            own, predict = config.replace(num_devices=world), traces.predictor(machine)
+            try:
+                plan = apply_hyperparams(own, False, hardware=machine, facts=data.facts, predict=predict)
+                return check_run(own, plan, data)
+            except (PlanError, ConfigError) as error:
+                refused.append(error)
+        raise refused[0]
+
+    return refuse
+
+
+def of_all_nodes(own: Hardware, *, processes: int, world: int) -> Hardware:
+    """Return the hardware of `world` processes on nodes like this one, which has `processes`."""
+    device = own.devices[0]
+    if own.kind == "cpu":  # one memory, shared by all processes
+        each, cpus = device.free_bytes // processes, max(1, own.cpu_count * world // processes)
+        devices: tuple[Device, ...] = (dataclasses.replace(device, free_bytes=each * world),)
+    else:
+        device = min(own.devices[:processes], key=lambda each: each.free_bytes)
+        devices, cpus = (device,) * world, own.cpu_count
+    return dataclasses.replace(own, devices=devices, cpu_count=cpus, of_all_nodes=True, per_node=processes)
 
 
 def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rendezvous) -> NoReturn:

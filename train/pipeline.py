@@ -1,8 +1,9 @@
 """Pipeline parallelism: a stage of the model on each rank, by torch.distributed.pipelining.
 
-Rank r has the r-th group of consecutive blocks; the first rank also what comes before them, the last one
-what comes after, and the loss. Weights of other stages are on the meta device. Micro-batches are those of
-accumulation, in the order of 1F1B (Narayanan et al. 2021).
+Rank r of a pipeline has the r-th group of consecutive blocks; the first rank also what comes before them, the
+last one what comes after, and the loss. Weights of other stages are on the meta device. Micro-batches are
+those of accumulation, in the order of 1F1B (Narayanan et al. 2021). Consecutive ranks are a pipeline. Of
+several pipelines each has its own samples, and equal stages sum their gradients.
 """
 
 from __future__ import annotations
@@ -32,21 +33,23 @@ Row: TypeAlias = tuple[Batch, int]  # a micro-batch, and the number of its first
 class Pipeline:
     """The stage of this rank, and its exchange with the others. Methods that take batches are collective."""
 
-    def __init__(self, model: nn.Module, backend: Backend, *, seed: int, precision: Precision) -> None:
+    def __init__(
+        self, model: nn.Module, backend: Backend, *, stages: int, seed: int, precision: Precision
+    ) -> None:
         """Keep the weights of this stage, moved to the device; those of other stages become meta tensors."""
         assert isinstance(model, HasStages), f"{type(model).__name__} cannot be a pipeline"
         self._backend, self._seed, self._precision = backend, seed, precision
-        rank, world = backend.rank, backend.world
-        self._is_first, self._is_last = rank == 0, rank == world - 1
+        self._stages, self._stage = stages, (stage := backend.rank % stages)
+        self._is_first, self._is_last = stage == 0, stage == stages - 1
         parts = model.pipeline_stages()
         block, last = (
             sum(weight.numel() for weight in weights)
             for weights in (parts.blocks[0].parameters(), parts.last_weights)
         )
-        sizes = stage_blocks(len(parts.blocks), block=block, last=last, stages=world)
+        sizes = stage_blocks(len(parts.blocks), block=block, last=last, stages=stages)
         # Not the parts themselves, which would keep the weights of other stages alive.
         self._first, self._chain, self._last = parts.first, parts.chain, parts.last
-        self._blocks = parts.blocks[sum(sizes[:rank]) :][: sizes[rank]]
+        self._blocks = parts.blocks[sum(sizes[:stage]) :][: sizes[stage]]
         self._sent = torch.empty(parts.channels, dtype=parts.first_weights[0].dtype, device=backend.device)
         inner = {id(each) for block in parts.blocks for each in dropouts(block)}
         self._outer = [each for each in dropouts(model) if id(each) not in inner]
@@ -58,10 +61,16 @@ class Pipeline:
         # Both ends have tied weights; the first one saves them, and counts them in the norm.
         self._tied = [weight for weight in model.parameters() if id(weight) in tied & held]
         self._owned = held if self._is_first else held - tied
-        self._ends = dist.new_group([0, world - 1])
-        self._host = dist.new_group(backend="gloo")
+        self._weights = [weight for weight in model.parameters() if id(weight) in held]
+        pipelines = [[*range(first, first + stages)] for first in range(0, backend.world, stages)]
+        self._last_rank = backend.rank - stage + stages - 1
+        groups: Any = dist.new_subgroups_by_enumeration  # every rank makes all of them
+        self._own, _ = groups(pipelines)
+        self._host, _ = groups(pipelines, backend="gloo")
+        self._ends, _ = groups([[ranks[0], ranks[-1]] for ranks in pipelines])
+        self._equal, _ = groups([*map(list, zip(*pipelines, strict=True))])
         self._schedules: dict[tuple[int, torch.Size, bool], PipelineScheduleSingle] = {}
-        self._names: dict[bool, tuple[str, ...]] = {}
+        self._zeros: dict[bool, Sums] = {}
         self._queue: Iterator[Row] = iter(())
         self._finish: Callable[[Forward, Batch], Sums] | None = None
         self._found: list[Sums] = []
@@ -77,12 +86,17 @@ class Pipeline:
         for weight in self._tied:
             if weight.requires_grad:
                 dist.all_reduce(weight.grad, group=self._ends)
+        if self._backend.world > self._stages:
+            gradients = [weight.grad for weight in self._weights if weight.grad is not None]
+            works = [dist.all_reduce(each, group=self._equal, async_op=True) for each in gradients]
+            for work in works:
+                work.wait()
         return sums
 
     def evaluate(self, batches: Iterator[Batch], task: Task) -> Iterator[Sums]:
         """Yield the sums of each batch; those of all ranks but the last are zero."""
         # Twice as many as stages at once, or most of them would wait.
-        while group := [(batch, 0) for batch in itertools.islice(batches, 2 * self._backend.world)]:
+        while group := [(batch, 0) for batch in itertools.islice(batches, 2 * self._stages)]:
             yield from self._run(group, task.evaluation, train=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -95,14 +109,16 @@ class Pipeline:
 
         with torch.no_grad():
             self._run([(Batch(inputs, inputs, None), 0)], take, train=False)
+        del self._zeros[False]  # an evaluation has others
         return self._from_last(logits[0]).to(inputs.device)  # type: ignore[no-any-return]
 
     def clip_gradients(self, model: nn.Module, max_norm: float) -> None:
         """Clip gradients to the total norm `max_norm` over all stages."""
         gradients = {id(each): each.grad for each in model.parameters() if each.grad is not None}
-        own = nn.utils.get_total_norm([gradients[key] for key in gradients.keys() & self._owned])
+        # In the order of the model: equal stages have to round alike.
+        own = nn.utils.get_total_norm([each for key, each in gradients.items() if key in self._owned])
         square = own.square().to(self._sent)  # of no gradients it is a float32
-        self._backend.all_reduce_sum(square)
+        dist.all_reduce(square, group=self._own)
         if gradients:
             torch._foreach_mul_([*gradients.values()], (max_norm / (square.sqrt() + 1e-6)).clamp(max=1.0))
 
@@ -134,31 +150,29 @@ class Pipeline:
         except RuntimeError as error:
             # Torch wraps what a stage raises, such as a lack of memory.
             raise (error.__cause__ or error) from None
-        if self._is_last:
-            names = tuple(self._found[0].metrics)
-        if train not in self._names:
-            self._names[train] = self._from_last(names if self._is_last else None)
-        zero = torch.zeros((), device=self._backend.device)
-        return self._found or [Sums(zero, zero, dict.fromkeys(self._names[train], zero))] * count
+        if train not in self._zeros:  # of the shapes of the last rank's sums
+            own = _zeros(self._found[0], self._backend.host) if self._is_last else None
+            self._zeros[train] = self._from_last(own)
+        return self._found or [_zeros(self._zeros[train], self._backend.device)] * count
 
     def _from_last(self, value: Any) -> Any:
         """Return the last rank's `value` on every rank, through the host group."""
         box = [value]
-        dist.broadcast_object_list(box, src=self._backend.world - 1, group=self._host)
+        dist.broadcast_object_list(box, src=self._last_rank, group=self._host)
         return box[0]
 
     def _schedule(self, count: int, shape: torch.Size, *, train: bool) -> PipelineScheduleSingle:
         sent = self._sent.new_empty((*shape, len(self._sent)), requires_grad=train)
         number = torch.zeros(1)
-        rank, world, device = self._backend.rank, self._backend.world, self._backend.device
         ends: dict[str, Any] = {
             "input_args": number if self._is_first else sent,
             "output_args": number if self._is_last else sent,
         }
-        stage = PipelineStage(_Stage(self._compute), rank, world, device, **ends)
+        ends |= {"device": self._backend.device, "group": self._own}
+        stage = PipelineStage(_Stage(self._compute), self._stage, self._stages, **ends)
         if not train:
             return ScheduleGPipe(stage, count)  # without a loss it only goes forward
-        kind: type[PipelineScheduleSingle] = Schedule1F1B if count >= world else ScheduleGPipe
+        kind: type[PipelineScheduleSingle] = Schedule1F1B if count >= self._stages else ScheduleGPipe
         return kind(stage, count, loss_fn=lambda loss, _: loss * self._scale, scale_grads=False)
 
     def _compute(self, x: Tensor) -> Tensor:
@@ -186,7 +200,7 @@ class Pipeline:
             sums = self._finish(lambda *taken: self._last(x, *taken), batch)
         # Ranks without the loss must know, too, that the count is to be reduced: always a tensor.
         counted = send(sums.count, self._backend.device)
-        self._found.append(Sums(sums.loss.detach(), counted, sums.metrics))
+        self._found.append(Sums(sums.loss.detach(), counted, sums.metrics, sums.rows))
         return sums.loss
 
 
@@ -196,6 +210,16 @@ class _Stage(nn.Module):
     def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.forward = compute
+
+
+def _zeros(sums: Sums, device: torch.device) -> Sums:
+    """Return zeros on `device` with the shapes of `sums`, whose count is a tensor."""
+
+    def zeros(like: Any) -> Tensor:
+        return torch.zeros_like(like, device=device)
+
+    metrics = {name: zeros(each) for name, each in sums.metrics.items()}
+    return Sums(zeros(sums.loss), zeros(sums.count), metrics, tuple(map(zeros, sums.rows)))
 
 
 def _keep(model: nn.Module, held: set[int], device: torch.device) -> None:

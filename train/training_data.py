@@ -126,7 +126,8 @@ def open_to_train(
 
     with checked_before(check):
         data = open_training_data(config, root=root, log=log, refuse=refuse)
-    if base is not None:  # it takes longest
+    if base is not None:  # it takes longest, and data that are there were not checked
+        refuse(config, data)
         train_base(base, root, log=log)
     if config.weights.initial_weights:
         check_weights(config, data.dataset.spec, root, log=log)

@@ -104,7 +104,7 @@ def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) 
 
 def enough_turns(bound: Decision[int], layout: Layout, *, share: int) -> Decision[int]:
     """Lower the bound of a micro-batch of a pipeline until its stages are busy for most of a step."""
-    most = max(1, share // (TURNS_PER_STAGE * layout.world))
+    most = max(1, share // (TURNS_PER_STAGE * layout.shard))
     if layout.strategy != "pipeline" or most >= bound.value:
         return bound
     why = f"{TURNS_PER_STAGE} micro-batches per stage keep the stages busy; {bound.reason}"

@@ -51,7 +51,8 @@ def compact_text(plan: Plan, *, columns: int) -> str:
     ]
     if plan.strategy != "single":
         more = f" in shards of {plan.shard}" if plan.shard > 1 else ""
-        more = f" in {plan.shard} stages" if plan.strategy == "pipeline" else more
+        if plan.strategy == "pipeline":
+            more = f" in {plan.shard} stages" + f" x {plan.layout.replicas}" * (plan.layout.replicas > 1)
         more += f" over {_text(plan.branch_devices)} devices" if plan.branch_devices else ""
         rows.insert(1, ("strategy", plan.strategy + more))
     shown = ("device", "effective batch")

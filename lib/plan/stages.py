@@ -10,10 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from lib.config import Config
+from lib.errors import PlanError
+from lib.plan.fitting import divisors
 from lib.plan.gpus import Gpu
+from lib.plan.placement import Placement
 from lib.plan.roofline import StepWork
-from lib.plan.sharding import ELEMENT_BYTES, Exchange
-from lib.plan.types import Layout, ModelFacts, StageFacts
+from lib.plan.sharding import DEVICES_PER_NODE, ELEMENT_BYTES, Exchange
+from lib.plan.types import (
+    ConfigView,
+    Layout,
+    ModelFacts,
+    StageFacts,
+    grows_with_devices,
+    least_effective_batch,
+)
 
 # torch's stage keeps, for each micro-batch of a step, what it receives in forward, the gradient of that,
 # and what it receives in backward.
@@ -49,7 +60,7 @@ def stages_of(facts: ModelFacts, layout: Layout) -> tuple[Stage, ...]:
         return ()
     _, *blocks = facts.units
     block, last = (sum(each.elements for each in weights) for weights in (blocks[0], facts.stages.last))
-    sizes, found = stage_blocks(len(blocks), block=block, last=last, stages=layout.world), list[Stage]()
+    sizes, found = stage_blocks(len(blocks), block=block, last=last, stages=layout.shard), list[Stage]()
     for number, size in enumerate(sizes):
         own, blocks = [weight for unit in blocks[:size] for weight in unit], blocks[size:]
         is_last = number == len(sizes) - 1
@@ -58,6 +69,43 @@ def stages_of(facts: ModelFacts, layout: Layout) -> tuple[Stage, ...]:
         work = (size * block + last * is_last) / (sum(sizes) * block + last)
         found.append(Stage(size, sum(weight.elements for weight in own), trained, work))
     return tuple(found)
+
+
+def pipelines(config: ConfigView, facts: ModelFacts, devices: int) -> list[Layout]:
+    """Return the pipelines that `devices` can be, the longest first, or those of the requested length.
+
+    The longest alone where the model has too few blocks for each. Raises PlanError where the devices are no
+    pipelines of so many stages.
+    """
+    lengths = [length for length in divisors(devices)[::-1] if length > 1]
+    requested = _requested(config)
+    if requested and requested not in lengths:
+        raise PlanError(
+            f"CONFIG_DIST_STAGES={requested} is not possible",
+            why=f"{devices} devices are no pipelines of {requested} stages each",
+            todo=f"set it to 0 (the plan chooses) or {' or '.join(map(str, lengths))}",
+        )
+    lengths = [requested] if requested else lengths
+    found = [Layout(strategy="pipeline", world=devices, shard=length) for length in lengths]
+    return [layout for layout in found if stages_of(facts, layout)] or found[:1]
+
+
+def fewer_stages(config: ConfigView, placement: Placement, *, blocks: int) -> str:
+    """Return the setting for at most `blocks` stages, where no divisor of the devices is as small."""
+    if _requested(config):
+        return "CONFIG_DIST_STAGES=0"
+    one_node = placement.per_node in (0, placement.world.value)
+    return f"CONFIG_NUM_DEVICES={blocks}" if one_node else f"CONFIG_DIST_NNODES={blocks}"
+
+
+def _requested(config: ConfigView) -> int:
+    return (isinstance(config, Config) and config.launch.dist_stages) or 0
+
+
+def most_samples(config: ConfigView, layout: Layout) -> int:
+    """Return the samples of a step of the pipeline with most, or more where the batch grows with devices."""
+    samples = least_effective_batch(config) or config.target
+    return samples if grows_with_devices(config) else -(-samples // layout.replicas)
 
 
 def stage_shares(facts: ModelFacts, layout: Layout) -> Mapping[str, float]:
@@ -77,10 +125,10 @@ def stage_shares(facts: ModelFacts, layout: Layout) -> Mapping[str, float]:
 def buffer_bytes(stages: StageFacts, layout: Layout, *, samples: int, micro_batch: int) -> int:
     """Return the bytes that a stage keeps for its exchanges with others, in training and evaluation.
 
-    samples: of an optimizer step. Evaluation goes forward with twice as many micro-batches as stages, and
-    keeps what it receives and what it sends.
+    samples: of a pipeline in an optimizer step. Evaluation goes forward with twice as many micro-batches as
+    stages, and keeps what it receives and what it sends.
     """
-    return stages.bytes_per_sample * (KEPT_BUFFERS * samples + 2 * 2 * layout.world * micro_batch)
+    return stages.bytes_per_sample * (KEPT_BUFFERS * samples + 2 * 2 * layout.shard * micro_batch)
 
 
 def slowest_stage(work: StepWork, facts: ModelFacts, layout: Layout) -> StepWork:
@@ -93,12 +141,12 @@ def slowest_stage(work: StepWork, facts: ModelFacts, layout: Layout) -> StepWork
 
 def idle_share(layout: Layout, *, accumulation: int) -> float:
     """Return the share of a step in which a stage waits for the others to fill and empty the pipeline."""
-    return (layout.world - 1) / (accumulation + layout.world - 1)
+    return (layout.shard - 1) / (accumulation + layout.shard - 1)
 
 
 def pipeline_seconds(
     compute: float,
-    stages: StageFacts,
+    facts: ModelFacts,
     layout: Layout,
     gpu: Gpu,
     *,
@@ -108,11 +156,17 @@ def pipeline_seconds(
 ) -> float:
     """Return the seconds of a step in which the slowest stage computes for `compute` seconds.
 
-    A stage waits for its exchanges with its neighbours, which go in both directions at once.
+    A stage waits for its exchanges with its neighbours, which go in both directions at once. Equal stages of
+    pipelines sum their gradients afterwards. samples: of each pipeline.
     """
+    stages = facts.stages
+    assert stages is not None, "it can be a pipeline"
+    within = layout.shard if (per_node or DEVICES_PER_NODE) % layout.shard == 0 else layout.world
     elements = 2 * samples * stages.bytes_per_sample // ELEMENT_BYTES  # forward, and gradients
-    sent = Exchange(kind="send", processes=2, among=layout.devices, elements=elements)
-    tied = Exchange(kind="all_reduce", processes=2, among=layout.devices, elements=stages.tied)
+    sent = Exchange(kind="send", processes=2, among=within, elements=elements)
+    tied = Exchange(kind="all_reduce", processes=2, among=within, elements=stages.tied)
+    most = max(stage.trained for stage in stages_of(facts, layout))
+    summed = Exchange(kind="all_reduce", processes=layout.replicas, among=layout.world, elements=most)
     seconds = compute + sent.seconds(gpu, per_node=per_node)
     busy = 1 - idle_share(layout, accumulation=accumulation)
-    return seconds / busy + tied.seconds(gpu, per_node=per_node)
+    return seconds / busy + sum(each.seconds(gpu, per_node=per_node) for each in (tied, summed))

@@ -28,7 +28,14 @@ from lib.plan.sharding import (
 )
 from lib.plan.show import format_need, hanging, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
-from lib.plan.stages import idle_share, pipeline_seconds, slowest_stage, stages_of
+from lib.plan.stages import (
+    fewer_stages,
+    idle_share,
+    pipeline_seconds,
+    pipelines,
+    slowest_stage,
+    stages_of,
+)
 from lib.plan.types import COLLECTIVE_FORWARD, OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
 from lib.units import GB, bytes_text, seconds_text
 
@@ -74,12 +81,13 @@ def only_strategy(context: SizingContext) -> Candidate:
 
 
 def _why_shard(candidate: Candidate) -> str:
-    layout = candidate.layout
+    layout, copies = candidate.layout, candidate.layout.world // candidate.layout.shard
     if layout.strategy == "pipeline":
         assert candidate.split is not None
         blocks = " + ".join(str(stage.blocks) for stage in stages_of(candidate.context.facts, layout))
         idle = idle_share(layout, accumulation=candidate.split.accumulation)
-        return f"stages of {blocks} blocks; each waits {idle:.1%} of a step for the others"
+        share = f"; {copies} pipelines, whose equal stages sum their gradients" * (copies > 1)
+        return f"stages of {blocks} blocks; each waits {idle:.1%} of a step for the others{share}"
     if layout.strategy == "sequential":
         need = bytes_text(_main_memory(candidate.context))
         unknown = candidate.context.placement.host_free_bytes is None
@@ -90,7 +98,6 @@ def _why_shard(candidate: Candidate) -> str:
         )
     if layout.shard == 1:
         return "each process has all weights" + " on its devices" * (layout.strategy == "split")
-    copies = layout.world // layout.shard
     return f"{layout.shard} processes hold one copy together" + (f", {copies} copies" if copies > 1 else "")
 
 
@@ -115,7 +122,7 @@ def _other_layouts(context: SizingContext) -> Iterator[SizingContext]:
     if branches is not None or requested == "sequential":
         others.append(Layout(strategy="sequential", world=devices, shard=1))
     if devices > 1 and (context.facts.stages is not None or requested == "pipeline"):
-        others.append(Layout(strategy="pipeline", world=devices, shard=devices))
+        others += pipelines(context.config, context.facts, devices)
     for layout in others:
         compiled = step.compile and layout.strategy not in COLLECTIVE_FORWARD
         yield replace(context, step=replace(step, layout=layout, compile=compiled))
@@ -183,8 +190,9 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
         return
     no_chain, blocks = pipeline and facts.stages is None, len(facts.units or ()) - 1
     yield no_chain, f"{config.model} is no chain of blocks that stages could divide", "another model"
-    why = f"it would be {context.layout.world} stages of {blocks} blocks"
-    yield pipeline and not stages_of(facts, context.layout), why, _at_most(blocks, context)
+    why = f"it would be {context.layout.shard} stages of {blocks} blocks"
+    fewer = fewer_stages(config, context.placement, blocks=blocks)
+    yield pipeline and not stages_of(facts, context.layout), why, fewer
     yield config.grad_checkpoint is None, f"{config.model} is not a sequence of blocks", "another model"
     yield config.activation_offload, "activations are offloaded", "CONFIG_ACTIVATION_OFFLOAD=n"
     by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
@@ -219,13 +227,6 @@ def _obstacles_to_branches(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield several, "several nodes need a process for each device", "CONFIG_DIST_NNODES=1"
     uneven = f"{devices} devices are no groups of 2 to {DEVICES_PER_NODE} of one size"
     yield layout.devices != devices, uneven, f"CONFIG_NUM_DEVICES={devices - 1}"
-
-
-def _at_most(devices: int, context: SizingContext) -> str:
-    """Return the setting for at most so many devices on all nodes; CONFIG_NUM_DEVICES is of each node."""
-    world = context.placement.world.value
-    nodes = world // (context.placement.per_node or world)
-    return f"CONFIG_NUM_DEVICES={devices // nodes}" if nodes <= devices else f"CONFIG_DIST_NNODES={devices}"
 
 
 def _main_memory(context: SizingContext) -> int:
@@ -291,9 +292,8 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
     if layout.world == 1:
         return times
     if layout.strategy == "pipeline":
-        assert facts.stages is not None
         sizes = {"samples": split.samples, "accumulation": split.accumulation, "per_node": per_node}
-        fastest, slowest = (pipeline_seconds(each, facts.stages, layout, gpu, **sizes) for each in times)
+        fastest, slowest = (pipeline_seconds(each, facts, layout, gpu, **sizes) for each in times)
         return fastest, slowest
     traffic = traffic_seconds(facts.units, layout, gpu, accumulation=split.accumulation, per_node=per_node)
     fastest, slowest = (seconds + exposed_seconds(traffic, compute=seconds) for seconds in times)
@@ -345,7 +345,7 @@ def _verdict(candidate: Candidate, chosen: Candidate, *, requested: str) -> str:
     if not candidate.fits:
         assert candidate.memory is not None
         return f"needs {format_need(candidate.memory)} at that batch"
-    if requested != "auto":
+    if requested not in ("auto", candidate.layout.strategy):
         return f"not requested (CONFIG_DIST_STRATEGY_{requested.upper()}=y)"
     if candidate.seconds is None or chosen.seconds is None:
         return "fits, but is less simple"
@@ -397,4 +397,4 @@ def _name(row: Candidate) -> str:
     if layout.replica.strategy != "single":
         pair = ",".join(map(str, layout.branch_devices)) if layout.devices_per_process > 2 else ""
         return layout.strategy + (f"({pair})" if pair else "") + "+ddp" * (layout.world > 1)
-    return layout.strategy + (f"/{layout.shard}" if layout.strategy == "hsdp" else "")
+    return layout.strategy + (f"/{layout.shard}" if 1 < layout.shard < layout.world else "")

@@ -148,8 +148,8 @@ class Layout:
         micro-batch.
     fsdp: as zero2, but weights are gathered unit by unit, in forward and again in backward.
     hsdp: as fsdp within groups of `shard` processes, which are replicas as with ddp.
-    pipeline: each process is a stage, which has some consecutive blocks of the model; all compute the same
-        micro-batches, one after the other.
+    pipeline: each process is a stage, which has some consecutive blocks of the model. `shard` consecutive
+        processes compute the same micro-batches, one after the other; such pipelines are replicas.
     split: each process has several devices with one of two frozen models on each, and the trained model on
         the first. Devices with the same model divide the samples of a micro-batch. Processes are replicas as
         with ddp.
@@ -159,14 +159,12 @@ class Layout:
 
     strategy: Strategy
     world: int
-    shard: int  # processes that hold one replica: 1, or `world`, or for hsdp a divisor of it
+    shard: int  # processes that hold one replica: 1, or `world`, or for hsdp and pipeline a divisor of it
     branch_devices: tuple[int, ...] = ()  # of a split: devices with the first frozen model, and the second
 
     def __post_init__(self) -> None:
-        any_world = self.strategy in ("split", "sequential")
-        alone = any_world or (self.strategy == "single") == (self.world == 1)
+        alone = self.strategy in ("split", "sequential") or (self.strategy == "single") == (self.world == 1)
         parts = (self.shard > 1) == (self.strategy in COLLECTIVE_FORWARD)
-        parts &= self.strategy != "pipeline" or self.shard == self.world
         branches = len(self.branch_devices) == 2 * (self.strategy == "split") and all(
             type(devices) is int and devices > 0 for devices in self.branch_devices
         )
@@ -181,8 +179,12 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Processes that share the samples of a step; all stages of a pipeline compute the same ones."""
-        return 1 if self.strategy == "pipeline" else self.world
+        """Shares of the samples of a step: of processes, or of pipelines, whose stages compute the same."""
+        return self.world // self.shard if self.strategy == "pipeline" else self.world
+
+    def replica_of(self, rank: int) -> int:
+        """Return the number of the share of a process."""
+        return rank * self.replicas // self.world
 
     @property
     def devices(self) -> int:
@@ -192,8 +194,8 @@ class Layout:
     @property
     def replica(self) -> Layout:
         """Layout of one process without the others."""
-        alone: Strategy = self.strategy if self.strategy in ("split", "sequential") else "single"
-        return Layout(strategy=alone, world=1, shard=1, branch_devices=self.branch_devices)
+        own: Strategy = self.strategy if self.strategy in ("split", "sequential") else "single"
+        return Layout(strategy=own, world=1, shard=1, branch_devices=self.branch_devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,8 +342,7 @@ class Plan:
         The rows after those have weight 0. They are there because all processes run as many micro-batches,
         and because compiled programs, and what stages of a pipeline receive, are for one shape.
         """
-        unit = self.norm_batch or 1
-        sizes = [*self.micro_batches]
+        unit, sizes = self.norm_batch or 1, [*self.micro_batches]
         if self.shares[rank] < self.shares[0]:
             shorter = max((place for place, size in enumerate(sizes) if size > unit), default=-1)
             sizes[shorter] -= unit

@@ -1,11 +1,12 @@
 """Ranks that train a small language model as a pipeline: `pipeline_worker DIRECTORY [checkpoints]`.
 
-Rank 0 of two and of three stages leaves DIRECTORY/WORLD.pt. The test calls `outcome` itself for one process.
-With checkpoints, runs go on from those of other numbers of processes, and after a kill.
+Rank 0 of two and of three stages, and of two pipelines of two, leaves DIRECTORY/WORLD.pt. The test calls
+`outcome` itself for one process. With checkpoints, runs go on from those of other layouts, and after a kill.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import signal
@@ -19,7 +20,8 @@ import torch
 
 from lib.config import Config
 from lib.devices.base import Backend
-from lib.plan.types import Plan
+from lib.plan.fitting import Split
+from lib.plan.types import Layout, Plan, Strategy, rank_shares
 from lib.runs import checkpoint
 from lib.runs.console import Console
 from tests.e2e.ranks import endings
@@ -33,19 +35,32 @@ from train.training_data import TrainingData
 
 LAYERS = 4  # stages of different lengths
 STEPS = 3
-CHAIN, EACH = (2, 1, 3), 2  # processes one after the other, and steps of each
+STAGES = {2: 2, 3: 3, 4: 2}  # of a pipeline of so many processes
+# Processes one after the other with their strategies, and steps of each.
+CHAINS = {
+    "stages": ((2, "pipeline"), (1, "single"), (3, "pipeline")),
+    "replicas": ((4, "pipeline"), (1, "single"), (3, "ddp")),
+}
+EACH = 2
 FORMS = ("full", "sharded", "async")
 FROZEN = ("backbone.token", "backbone.position", "backbone.blocks.0", "backbone.blocks.1")
-LONG = {"max_steps": EACH * len(CHAIN)}
+LONG = {"max_steps": 3 * EACH}
 RECIPE = {
     "optimizer": "adamw",
+    "adam_eps": 1e-5,  # far above gradients that are rounding alone
     "grad_clip": 0.05,
     "ema": True,
     "ema_decay": 0.5,
     "max_steps": STEPS,
     "eval_interval_steps": 1,
 }
-SIZES = {"even": (4, 4, 4, 4), "ragged": (5, 5, 5, 1), "one": (16,), "fewer than stages": (9, 7)}
+SIZES = {
+    "even": (4, 4, 4, 4),
+    "ragged": (5, 5, 5, 1),
+    "one": (16,),
+    "fewer than stages": (9, 7),
+    "unequal": (5, 5, 5, 2),
+}
 # Sizes of micro-batches, the fraction that dropout drops, and settings.
 CASES: dict[str, tuple[tuple[int, ...], float, dict[str, Any]]] = {
     **{name: (sizes, 0.2, {}) for name, sizes in SIZES.items()},
@@ -60,13 +75,17 @@ CASES: dict[str, tuple[tuple[int, ...], float, dict[str, Any]]] = {
     "atan2": (SIZES["even"], 0.0, {"optimizer": "adam_atan2"}),
     # A step of Adam is as long for a gradient that is only rounding, as that of the keys' bias is.
     "bf16": (SIZES["ragged"], 0.2, {"precision": "bf16", "optimizer": "sgd", "momentum": 0.9}),
-    "labels": (SIZES["ragged"], 0.2, {"label_smoothing": 0.1}),
+    "labels": (SIZES["ragged"], 0.2, {"label_smoothing": 0.1, "metrics": "roc_auc macro_f1"}),
     "adapters": (SIZES["ragged"], 0.2, {**ADAPTERS, "grad_checkpoint": "all"}),
     # The tied embedding, and all of the first stage.
     "frozen": (SIZES["ragged"], 0.2, {"freeze": " ".join(FROZEN), "layer_decay": 0.5}),
 }
 # What is recomputed or optimized within a stage does not depend on their number.
-OF_WORLD = {2: list(CASES), 3: [*SIZES, "labels", "adapters", "frozen"]}
+OF_WORLD = {
+    2: list(CASES),
+    3: [*SIZES, "labels", "adapters", "frozen"],
+    4: [*SIZES, "recomputed", "sgd", "muon", "labels", "adapters", "frozen"],
+}
 
 
 def config_of(name: str, **changes: Any) -> Config:
@@ -84,15 +103,24 @@ def data_of(name: str) -> TrainingData:
     return text_data(config, train=noise, test=noise[: 40 * BLOCK + 4])
 
 
-def plan_of(name: str, world: int) -> Plan:
+def plan_of(name: str, layout: Layout) -> Plan:
     sizes, _, _ = CASES[name]
-    apart = {"world": world, "strategy": "pipeline", "shard": world} if world > 1 else {}
+    share = rank_shares(sum(sizes), world=layout.replicas)[0]
+    split = dataclasses.asdict(Split.of(share, micro_batch=min(sizes[0], share)))
+    own = {"world": layout.world, "strategy": layout.strategy, "shard": layout.shard, **split}
     precision = "bf16" if name == "bf16" else "fp32"
-    return small_plan(*sizes, effective_batch=sum(sizes), precision=precision, **apart)
+    return small_plan(*sizes, effective_batch=sum(sizes), precision=precision, **own)
 
 
-def job_of(name: str, backend: Backend, record: Record, **changes: Any) -> Job:
-    plan = plan_of(name, backend.world)
+def layout_of(world: int, strategy: Strategy = "pipeline") -> Layout:
+    shard = STAGES[world] if strategy == "pipeline" and world > 1 else 1
+    return Layout(strategy=strategy if world > 1 else "single", world=world, shard=shard)
+
+
+def job_of(
+    name: str, backend: Backend, record: Record, *, strategy: Strategy = "pipeline", **changes: Any
+) -> Job:
+    plan = plan_of(name, layout_of(backend.world, strategy))
     dtype = torch.float32 if name == "bf16" else torch.float64  # autocast leaves float64 as it is
     options: dict[str, Any] = {"backend": backend, "record": record, "dtype": dtype}
     return small_job(config_of(name, **changes), plan, data_of(name), **options)
@@ -115,14 +143,16 @@ def optimize(job: Job, progress: Progress, *, steps: int) -> None:
         progress.step += 1
 
 
-def part_of(form: str, backend: Backend, directory: Path, *, steps: int) -> dict[str, Any]:
-    """Resume the run of `form`, make some more steps, save and evaluate; return the state and the result."""
-    run = run_of(directory, form, backend)
+def part_of(
+    name: str, form: str, backend: Backend, directory: Path, *, steps: int, strategy: Strategy = "pipeline"
+) -> dict[str, Any]:
+    """Resume the run of `name`, make some more steps, save and evaluate; return the state and the result."""
+    run = run_of(directory, name, backend)
     record: Any = Record()
     if backend.is_main:
         record = RunRecord(run, Console(run.log), started=0.0, keep_last=9)
         record.begin(0, None)
-    job = job_of("ragged", backend, record, **LONG)
+    job = job_of("unequal", backend, record, strategy=strategy, **LONG)
     job.shard_directory = None if form == "full" else run.checkpoints
     loaded = checkpoint.load(run.checkpoints, log=record.log, ranks=backend)
     progress = Progress() if loaded is None else load_state_dict(job, loaded[1])
@@ -141,24 +171,25 @@ def ranked(world: int, work: Callable[[Backend], None]) -> None:
     assert endings(world, work) == [0] * world
 
 
-def chain(directory: Path) -> None:
-    """Two stages, one process and three stages make two steps each, from the checkpoint of those before."""
-    for world in CHAIN:
+def chain(name: str, directory: Path) -> None:
+    """Each layout makes two steps from the checkpoint of the one before."""
+    for world, strategy in CHAINS[name]:
 
-        def work(backend: Backend) -> None:
-            found = {form: part_of(form, backend, directory, steps=EACH) for form in FORMS}
+        def work(backend: Backend, strategy: Strategy = strategy) -> None:
+            how: dict[str, Any] = {"steps": EACH, "strategy": strategy}
+            found = {form: part_of(f"{name}-{form}", form, backend, directory, **how) for form in FORMS}
             if backend.is_main:
-                torch.save(found, directory / f"chain-{backend.world}.pt")
+                torch.save(found, directory / f"{name}-{backend.world}.pt")
 
         ranked(world, work)
 
 
 def killed(directory: Path) -> None:
-    """The last of two stages is killed within a step after a checkpoint; two others go on from that."""
+    """A stage of two pipelines is killed within a step after a checkpoint; two others go on from that."""
 
     def dies(backend: Backend) -> None:
-        part_of("killed", backend, directory, steps=EACH)
-        job = job_of("ragged", backend, MemoryRecord(), **LONG)
+        part_of("killed", "killed", backend, directory, steps=EACH)
+        job = job_of("unequal", backend, MemoryRecord(), **LONG)
         if backend.rank == 1:
 
             def die(*_: object) -> None:
@@ -169,11 +200,11 @@ def killed(directory: Path) -> None:
         optimize(job, Progress(), steps=1)
 
     def resumes(backend: Backend) -> None:
-        found = part_of("killed", backend, directory, steps=2 * EACH)
+        found = part_of("killed", "killed", backend, directory, steps=2 * EACH)
         if backend.is_main:
             torch.save(found, directory / "resumed.pt")
 
-    assert endings(2, dies) == [1, -signal.SIGKILL]
+    assert endings(4, dies) == [1, -signal.SIGKILL, 1, 1]
     ranked(2, resumes)
 
 
@@ -182,7 +213,8 @@ def main() -> None:
     for name in CASES:
         data_of(name)  # once, before there are several
     if sys.argv[2:] == ["checkpoints"]:
-        chain(directory)
+        for name in CHAINS:
+            chain(name, directory)
         killed(directory)
         return
     for world in OF_WORLD:

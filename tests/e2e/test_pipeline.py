@@ -11,11 +11,10 @@ import torch
 
 from lib.devices.base import Backend
 from lib.plan.stages import stages_of
-from lib.plan.types import Layout
 from lib.runs.directory import checkpoint_name
 from tests.e2e.pipeline_worker import (
     CASES,
-    CHAIN,
+    CHAINS,
     EACH,
     FORMS,
     LONG,
@@ -23,6 +22,7 @@ from tests.e2e.pipeline_worker import (
     STEPS,
     data_of,
     job_of,
+    layout_of,
     optimize,
     outcome,
 )
@@ -88,9 +88,11 @@ def test_stages_train_what_one_process_trains(
 @pytest.mark.parametrize("name", ["even", "labels"])
 @pytest.mark.parametrize("world", OF_WORLD)
 def test_stages_hold_what_was_predicted(world: int, name: str, directory: Path) -> None:
-    stages = stages_of(data_of(name).facts, Layout(strategy="pipeline", world=world, shard=world))
-    assert torch.load(directory / f"{world}.pt")[name]["held"] == [stage.parameters for stage in stages]
-    assert [stage.blocks for stage in stages] == {2: [2, 2], 3: [2, 1, 1]}[world]
+    layout = layout_of(world)
+    stages = stages_of(data_of(name).facts, layout)
+    held = [stage.parameters for stage in stages] * layout.replicas
+    assert torch.load(directory / f"{world}.pt")[name]["held"] == held
+    assert [stage.blocks for stage in stages] == {2: [2, 2], 3: [2, 1, 1], 4: [2, 2]}[world]
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +105,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed() -> list[dict[str, Any]]:
     """State and evaluation of one process after each part of the steps."""
-    job, progress = job_of("ragged", Backend("cpu"), MemoryRecord(), **LONG), Progress()
+    job, progress = job_of("unequal", Backend("cpu"), MemoryRecord(), **LONG), Progress()
     found = []
-    for _ in CHAIN:
+    for _ in range(3):
         optimize(job, progress, steps=EACH)
         state = state_dict(job, progress)
         found.append({"state": copy.deepcopy(state), "result": evaluate(job)})
@@ -120,12 +122,13 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_two_stages_then_one_process_then_three_stages(
-    form: str, saved: Path, undisturbed: list[dict[str, Any]]
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_run_goes_on_with_other_layouts(
+    name: str, form: str, saved: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
-    for world, expected in zip(CHAIN, undisturbed, strict=True):
-        assert_same(torch.load(saved / f"chain-{world}.pt")[form], expected)
-    files = {path.name for path in (saved / form / "ckpt" / checkpoint_name(EACH)).iterdir()}
+    for (world, _), expected in zip(CHAINS[name], undisturbed, strict=True):
+        assert_same(torch.load(saved / f"{name}-{world}.pt")[form], expected)
+    files = {path.name for path in (saved / f"{name}-{form}" / "ckpt" / checkpoint_name(EACH)).iterdir()}
     parts = set() if form == "full" else {".metadata", "__0_0.distcp", "__1_0.distcp"}
     assert files == {"manifest.json", "state.pt", *parts}
 

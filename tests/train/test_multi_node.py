@@ -11,8 +11,13 @@ from typing import Any, cast
 import pytest
 
 from lib.devices.base import Backend
-from lib.errors import ToolkitError
-from train.multi_node import check_shared_directory
+from lib.distributed.rendezvous import Rendezvous
+from lib.errors import PlanError, ToolkitError
+from lib.plan.gpus import parse_gpu
+from tests.support.tokens import small_lm_config, text_data
+from train import base_run, multi_node, training_data
+from train.multi_node import check_shared_directory, of_all_nodes, refusal_on_nodes
+from train.planning import memory_estimate
 
 
 class Ranks:
@@ -88,3 +93,64 @@ def test_a_directory_of_runs_that_cannot_be_written_is_one_line(tmp_path: Path) 
 
     with pytest.raises(ToolkitError, match=r"cannot write to .*: "):
         check_shared_directory(cast(Backend, Main()), tmp_path / "file" / "runs")
+
+
+def met(least: int, most: int) -> Rendezvous:
+    return Rendezvous(min_nodes=least, max_nodes=most, endpoint="here:29500")
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, machine: str, nodes: tuple[int, int], **changes: Any) -> str:
+    """What is said of a language model of two blocks before anything is made; "" for nothing."""
+    monkeypatch.setattr(multi_node, "probe", lambda _: parse_gpu(machine))
+    several = {"dist_nnodes": "{}:{}".format(*nodes), "resume": "auto", "target_effective_batch": 24}
+    config = small_lm_config().replace(**several | changes)
+    refuse = refusal_on_nodes(config, met(*nodes))
+    refuse(config, None)
+    try:
+        refuse(config, text_data(config))
+    except PlanError as error:
+        return f"{error.what}: {error.why}"
+    return ""
+
+
+@pytest.mark.slow
+def test_what_no_number_of_processes_could_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes may differ in size: what some number of processes can run is planned after the rendezvous."""
+    split = refusal(monkeypatch, "a100-40gx2", (2, 2), dist_strategy="split")
+    assert split.startswith("CONFIG_DIST_STRATEGY_SPLIT=y is not possible: ")
+    fp16 = refusal(monkeypatch, "a100-40gx2", (2, 3), dist_strategy="fsdp", precision="fp16")
+    assert fp16 == "CONFIG_DIST_STRATEGY_FSDP=y is not possible: no loss scaling for sharded gradients"
+    assert not refusal(monkeypatch, "a100-40gx2", (2, 2), dist_strategy="fsdp", precision="bf16")
+    pipeline: dict[str, Any] = {"dist_strategy": "pipeline", "precision": "bf16"}
+    assert not refusal(monkeypatch, "a100-40gx1", (2, 2), **pipeline)
+    assert not refusal(monkeypatch, "a100-40gx1", (2, 2), **pipeline, dist_stages=2)
+    # No number of processes gives three stages of two blocks.
+    stages = refusal(monkeypatch, "a100-40gx1", (2, 2), **pipeline, dist_stages=3)
+    assert stages.endswith("is not possible: 2 devices are no pipelines of 3 stages each")
+    # Three nodes of one are no pipelines of two stages; of one, one and two they are.
+    assert not refusal(monkeypatch, "a100-40gx1", (3, 3), **pipeline, dist_stages=2)
+
+
+def test_nodes_like_this_one_have_its_memory() -> None:
+    machine = of_all_nodes(parse_gpu("a100-40gx4"), processes=4, world=12)
+    assert len(machine.devices) == 12 and machine.per_node == 4 and machine.of_all_nodes
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_weights_to_start_from_are_not_trained_for_what_is_refused(
+    nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data are there, so that nothing else would ask the plan before."""
+    several: dict[str, Any] = {"dist_nnodes": str(nodes), "resume": "auto", "target_effective_batch": 24}
+    config = small_lm_config().replace(**several, dist_strategy="split", initial_weights="defconfig:base")
+    for module in (multi_node, memory_estimate):
+        monkeypatch.setattr(module, "probe", lambda _: parse_gpu("a100-40gx2"))
+    trained: list[object] = []
+    monkeypatch.setattr(base_run, "base_of", lambda *_: "base")
+    monkeypatch.setattr(base_run, "train_base", lambda base, *_, **__: trained.append(base))
+    monkeypatch.setattr(training_data, "_metadata", lambda *_, **__: None)
+    monkeypatch.setattr(training_data, "open_training_data", lambda *_, **__: text_data(config))
+    refuse = refusal_on_nodes(config, met(2, 2)) if nodes > 1 else memory_estimate.refuse
+    with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_SPLIT=y is not possible"):
+        training_data.open_to_train(config, root=tmp_path, log=lambda _: None, refuse=refuse)
+    assert not trained

@@ -25,7 +25,7 @@ from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, WORK, MemoryEstimator, Parts, RefusedBatchError, StepSettings
 from lib.plan.placement import place
-from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan, least_effective_batch
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan
 from train import loop
 from train.build import check_run, make_job, placement_of
 from train.job import Job, Progress, evaluation_sums, warm_up_text
@@ -149,9 +149,9 @@ class MemoryTraces:
                 self._parts[cached] = with_gaps(trace, step.device, factors, gaps=gaps)
             parts = dict(self._parts[cached])
             if pipeline and step.layout is not None and facts.stages is not None:
-                from lib.plan.stages import buffer_bytes
+                from lib.plan.stages import buffer_bytes, most_samples
 
-                samples = max(step.micro_batch, least_effective_batch(config) or config.target)
+                samples = max(step.micro_batch, most_samples(config, step.layout))
                 sizes = {"samples": samples, "micro_batch": step.micro_batch}
                 parts["stage buffers"] = buffer_bytes(facts.stages, step.layout, **sizes)
             if self._config.checkpoints.checkpoint_async and step.device in _IN_MAIN_MEMORY:

@@ -61,6 +61,10 @@ def _stored_plan(run: RunDir, request: RunRequest, hardware: Hardware) -> Plan |
     plan = stored(run, "plan", Plan.from_json)
     if plan.layout.devices != place(request.config, hardware).world.value:
         return None
+    requested, stages = request.config.dist_strategy, request.config.launch.dist_stages
+    by_hand = plan.world > 1 and requested != "auto"
+    if by_hand and (plan.strategy != requested or plan.shard != (stages or plan.shard)):
+        return None
     # Another split into micro-batches would be the same mathematics, but not bit-identical.
     log(f"Plan: that of {run.path}, made for this machine")
     return plan

@@ -52,10 +52,9 @@ def step_time_of(
     traffic = traffic_seconds(units, plan.layout, gpu, accumulation=plan.accumulation, per_node=per_node)
     time = estimate_step_time(work, gpu, precision=plan.precision, compiled=plan.compile, traffic=traffic)
     if pipeline:
-        assert data.facts.stages is not None
-        sizes = {"samples": plan.effective_batch, "accumulation": plan.accumulation, "per_node": per_node}
+        sizes = {"samples": plan.shares[0], "accumulation": plan.accumulation, "per_node": per_node}
         fast, slow = (
-            pipeline_seconds(each, data.facts.stages, plan.layout, gpu, **sizes)
+            pipeline_seconds(each, data.facts, plan.layout, gpu, **sizes)
             for each in (time.fastest_seconds, time.slowest_seconds)
         )
         idle = idle_share(plan.layout, accumulation=plan.accumulation)

@@ -13,16 +13,20 @@ from lib.plan.fitting import MemoryEstimator, Parts, StepSettings
 from lib.plan.gpus import gpu_of, parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import StepWork
+from lib.plan.sharding import NETWORK_BYTES_PER_SECOND
 from lib.plan.show import compact_text
+from lib.plan.sizing import Candidate
 from lib.plan.stages import (
     buffer_bytes,
     idle_share,
+    most_samples,
     pipeline_seconds,
     slowest_stage,
     stage_blocks,
     stage_shares,
     stages_of,
 )
+from lib.plan.strategies import format_strategies
 from lib.plan.types import Layout, ModelFacts, Plan, StageFacts
 from tests.lib.plan.test_strategies import BLOCKS, MB, adam, config_of, facts_of
 
@@ -36,8 +40,8 @@ def staged(parameters: float) -> ModelFacts:
     return dataclasses.replace(facts, stages=ends)
 
 
-def layout(world: int) -> Layout:
-    return Layout(strategy="pipeline", world=world, shard=world)
+def layout(world: int, *, shard: int | None = None) -> Layout:
+    return Layout(strategy="pipeline", world=world, shard=shard or world)
 
 
 def predictor(facts: ModelFacts) -> MemoryEstimator:
@@ -107,14 +111,26 @@ def test_stages_have_all_weights_and_all_work() -> None:
 def test_stages_wait_while_the_pipeline_fills_and_for_what_is_sent() -> None:
     assert idle_share(layout(4), accumulation=1) == 3 / 4
     assert idle_share(layout(4), accumulation=9) == 3 / 12
-    stages, gpu = staged(1e9).stages, gpu_of("a100-40g")
-    assert stages is not None and gpu is not None
+    facts, gpu = staged(1e9), gpu_of("a100-40g")
+    assert facts.stages is not None and gpu is not None
     sizes = {"samples": 64, "accumulation": 9}
-    alone = dataclasses.replace(stages, tied=0, bytes_per_sample=0)
+    alone = dataclasses.replace(facts, stages=dataclasses.replace(facts.stages, tied=0, bytes_per_sample=0))
     assert pipeline_seconds(3.0, alone, layout(4), gpu, **sizes) == pytest.approx(4.0)
     sent = 2 * 64 * SENT / gpu.link_bytes_per_second
     tied = 4 * 10_000 / gpu.link_bytes_per_second
-    assert pipeline_seconds(3.0, stages, layout(4), gpu, **sizes) == pytest.approx((3 + sent) * 12 / 9 + tied)
+    once = (3 + sent) * 12 / 9 + tied
+    assert pipeline_seconds(3.0, facts, layout(4), gpu, **sizes) == pytest.approx(once)
+    # Of two pipelines equal stages sum their gradients, after all micro-batches.
+    most = max(stage.trained for stage in stages_of(facts, layout(8, shard=4)))
+    summed = 4 * most / gpu.link_bytes_per_second
+    found = pipeline_seconds(3.0, facts, layout(8, shard=4), gpu, **sizes)
+    assert found == pytest.approx(once + summed)
+    # Two nodes of four: stages are within one, and equal ones across both. Of three: a pipeline is on two.
+    slow = gpu.link_bytes_per_second / NETWORK_BYTES_PER_SECOND
+    found = pipeline_seconds(3.0, facts, layout(8, shard=4), gpu, per_node=4, **sizes)
+    assert found == pytest.approx(once + summed * slow)
+    found = pipeline_seconds(3.0, facts, layout(8, shard=4), gpu, per_node=3, **sizes)
+    assert found == pytest.approx((3 + sent * slow) * 12 / 9 + (tied + summed) * slow)
 
 
 def test_it_is_chosen_where_links_are_slow_and_replicas_do_not_fit() -> None:
@@ -145,7 +161,7 @@ def verdicts_without_stages() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("machine", "changes", "why"),
     [
-        ("a100-40gx16", {}, "it would be 16 stages of 12 blocks"),
+        ("a100-40gx13", {}, "it would be 13 stages of 12 blocks"),
         ("a100-40gx4", {"precision": "fp16"}, "no loss scaling"),
         ("a100-40gx4", {"activation_offload": True}, "activations are offloaded"),
         ("a100-40gx4", {"compile": "manual", "compile_model": True}, "compiled models are not sharded"),
@@ -157,15 +173,61 @@ def test_what_a_pipeline_cannot_do_is_refused(machine: str, changes: dict[str, A
     assert why in error.value.why and error.value.todo
 
 
-@pytest.mark.parametrize(
-    ("nodes", "remedy"),
-    [(1, "CONFIG_NUM_DEVICES=12"), (2, "CONFIG_NUM_DEVICES=6"), (16, "CONFIG_DIST_NNODES=12")],
-)
-def test_the_devices_that_would_do_are_counted_on_each_node(nodes: int, remedy: str) -> None:
-    facts, machine = staged(0.5e9), dataclasses.replace(parse_gpu("a100-40gx16"), per_node=16 // nodes)
+@pytest.mark.parametrize(("nodes", "remedy"), [(1, "CONFIG_NUM_DEVICES=12"), (13, "CONFIG_DIST_NNODES=12")])
+def test_where_no_divisor_of_the_devices_is_small_enough_fewer_would_do(nodes: int, remedy: str) -> None:
+    facts, machine = staged(0.5e9), dataclasses.replace(parse_gpu("a100-40gx13"), per_node=13 // nodes)
     with pytest.raises(PlanError) as error:
         plan(config_of(dist_strategy="pipeline"), machine, facts, predict=predictor(facts))
     assert remedy in error.value.todo.split()[4].rstrip(";"), error.value.todo
+
+
+def test_several_pipelines_are_planned_and_share_the_batch() -> None:
+    """Stages by hand, or the fastest divisor of the devices; more than blocks are not considered."""
+    by_hand = decide("a100-40gx8", 0.5e9, dist_strategy="pipeline", dist_stages=2)
+    assert (by_hand.world, by_hand.shard, by_hand.shares) == (8, 2, (16,) * 4)
+    assert "16 on each of 4 pipelines" in by_hand.reasons["effective_batch"]
+    assert by_hand.reasons["shard"].endswith("; 4 pipelines, whose equal stages sum their gradients")
+    assert "pipeline in 2 stages x 4" in compact_text(by_hand, columns=100)
+    assert Plan.from_json(by_hand.to_json()) == by_hand
+    whole = decide("a100-40gx8", 0.5e9, dist_strategy="pipeline", dist_stages=8)
+    assert by_hand.memory is not None and whole.memory is not None
+    assert by_hand.memory.parts["optimizer"] == pytest.approx(4 * whole.memory.parts["optimizer"], rel=0.4)
+    unequal = decide("a100-40gx6", 0.5e9, dist_strategy="pipeline", dist_stages=2)
+    assert unequal.shares == (22, 21, 21) and unequal.is_padded
+    # 16 devices are more than 12 blocks. More pipelines wait less, and sum more.
+    chosen = decide("a100-40gx16", 0.5e9, dist_strategy="pipeline")
+    assert chosen.shard == 4 and chosen.layout.replicas == 4
+    table = format_strategies(found_on("a100-40gx16", dist_strategy="pipeline"), columns=100)
+    names = [line.split()[0] for line in table if line.split()[0].startswith("pipeline")]
+    assert names == ["pipeline/8", "pipeline/4", "pipeline/2"]
+
+
+def test_a_pipeline_keeps_buffers_for_its_own_share() -> None:
+    config = config_of(target_effective_batch=65)
+    assert most_samples(config, layout(4)) == 65
+    assert most_samples(config, layout(4, shard=2)) == 33
+    # By hand the batch is that of one pipeline.
+    by_hand = {"hyper_param": "manual", "batch_size": 4, "gradient_accumulation": 3}
+    config = config_of(target_effective_batch=0, **by_hand)
+    assert most_samples(config, layout(4, shard=2)) == 12
+
+
+def found_on(machine: str, **changes: Any) -> tuple[Candidate, ...]:
+    facts = staged(0.5e9)
+    return compare_strategies(config_of(**changes), parse_gpu(machine), facts, predict=predictor(facts))
+
+
+@pytest.mark.parametrize("stages", [3, 16, 1])
+def test_stages_that_the_devices_cannot_have_are_refused(stages: int) -> None:
+    with pytest.raises(PlanError, match=f"CONFIG_DIST_STAGES={stages} is not possible") as error:
+        decide("a100-40gx8", 0.5e9, dist_strategy="pipeline", dist_stages=stages)
+    assert "8 or 4 or 2" in error.value.todo
+
+
+def test_stages_by_hand_of_too_few_blocks_are_refused() -> None:
+    with pytest.raises(PlanError) as error:
+        decide("a100-40gx16", 0.5e9, dist_strategy="pipeline", dist_stages=16)
+    assert "16 stages of 12 blocks" in error.value.why and "CONFIG_DIST_STAGES=0" in error.value.todo
 
 
 def test_a_model_without_a_chain_of_blocks_is_refused() -> None:
