@@ -131,9 +131,7 @@ def _configuration_files(planned: PlannedRun) -> dict[str, str | dict[str, Any]]
     }
 
 
-def _environment_files(
-    planned: PlannedRun, known: Mapping[str, Any] | None = None
-) -> dict[str, dict[str, Any]]:
+def _environment_files(planned: PlannedRun, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """known: facts of the weights, where the run has stored them: by now they may be others."""
     config = planned.request.config
     return {

@@ -165,9 +165,8 @@ class Layout:
     def __post_init__(self) -> None:
         alone = self.strategy in ("split", "sequential") or (self.strategy == "single") == (self.world == 1)
         parts = (self.shard > 1) == (self.strategy in COLLECTIVE_FORWARD)
-        branches = len(self.branch_devices) == 2 * (self.strategy == "split") and all(
-            type(devices) is int and devices > 0 for devices in self.branch_devices
-        )
+        counts, is_split = self.branch_devices, self.strategy == "split"
+        branches = len(counts) == 2 * is_split and all(type(each) is int and each > 0 for each in counts)
         if not alone or not parts or not branches or self.shard < 1 or self.world % self.shard:
             by = f", branches on {self.branch_devices}" if self.branch_devices or not branches else ""
             raise ValueError(f"{self.strategy} on {self.world} in shards of {self.shard}{by}")

@@ -148,7 +148,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     try:
         found = find_images(root, percent=options.validation_pct, group=options.group, log=log)
     except DataError as error:
-        # Bad images are told with it: they would be the next error.
+        # Bad images are reported with it: they would be the next error.
         if error.why and options.on_bad_sample == "error" and (bad := _undecodable(root, size)):
             raise_faults(error.what, [*(error.findings or (error.why,)), *bad], todo=error.todo)
         raise
