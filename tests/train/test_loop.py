@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tests.support.training import (
     trained,
 )
 from train.job import Job, Progress, evaluate
-from train.loop import load_state_dict, state_dict, train
+from train.loop import accumulate_gradients, load_state_dict, state_dict, train
 from train.tasks.base import Forward, Sums, Task
 from train.training_data import TrainingData
 
@@ -112,6 +113,18 @@ def test_a_step_is_the_gradient_of_the_mean_loss() -> None:
     trained(job)
     for weight, value in zip(weights, expected, strict=True):
         assert torch.allclose(weight, value, rtol=EXACT, atol=EXACT)
+
+
+def test_the_gradient_of_a_rank_is_the_part_of_a_mean_over_ranks() -> None:
+    job = lenet_job((16,))
+    batch = next(job.train_loader.micro_batches(step=0, target=16, sizes=(8,)))
+    loss = nn.functional.cross_entropy(job.model(batch.inputs), batch.targets)
+    expected = torch.autograd.grad(loss, list(job.model.parameters()))
+    shared = replace(job, plan=small_plan(8, world=2))  # this process is the first of two
+    assert len([*accumulate_gradients(shared, Progress())]) == 1
+    for weight, gradient in zip(job.model.parameters(), expected, strict=True):
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, gradient, rtol=EXACT, atol=EXACT)
 
 
 def test_gradients_are_clipped_to_their_norm_over_all_parameters() -> None:
