@@ -103,7 +103,8 @@ def fetch(repository: str, revision: str, folder: Path) -> None:
                 raise ToolkitError(what, todo="remove it and try again")
         facts = {"repository": repository, "commit": found.sha, "license": licence, "sha256": hashes}
         atomic.write_text(partial / SOURCE, json.dumps(facts, indent=2) + "\n")
-        shutil.rmtree(partial / ".cache", ignore_errors=True)
+        if (cache := partial / ".cache").exists():  # of the package
+            shutil.rmtree(cache)
         partial.rename(folder)
     print(f"{folder}: done. CONFIG_INITIAL_WEIGHTS or CONFIG_HUGGINGFACE_DIR takes it")
 

@@ -22,9 +22,9 @@ from lib.distributed.launcher import launch
 from lib.distributed.rendezvous import Rendezvous, check_shares, environment_of, route_to, torchrun_options
 from lib.errors import ConfigError, PlanError, ToolkitError, os_errors
 from lib.hyperparams import apply_hyperparams
-from lib.plan.placement import NAMES, check_machines, place
+from lib.plan.placement import NAMES, check_machines, of_all_nodes, place
 from lib.plan.sharding import DEVICES_PER_NODE
-from lib.plan.types import STATIC_SHAPES, Device, Hardware, grows_with_devices
+from lib.plan.types import STATIC_SHAPES, Hardware, grows_with_devices
 from lib.runs.identity import identity
 
 if TYPE_CHECKING:
@@ -89,18 +89,6 @@ def refusal_on_nodes(config: Config, rendezvous: Rendezvous) -> Callable[[Config
         raise refused[0]
 
     return refuse
-
-
-def of_all_nodes(own: Hardware, *, processes: int, world: int) -> Hardware:
-    """Return the hardware of `world` processes on nodes like this one, which has `processes`."""
-    device = own.devices[0]
-    if own.kind == "cpu":  # one memory, shared by all processes
-        each, cpus = device.free_bytes // processes, max(1, own.cpu_count * world // processes)
-        devices: tuple[Device, ...] = (dataclasses.replace(device, free_bytes=each * world),)
-    else:
-        device = min(own.devices[:processes], key=lambda each: each.free_bytes)
-        devices, cpus = (device,) * world, own.cpu_count
-    return dataclasses.replace(own, devices=devices, cpu_count=cpus, of_all_nodes=True, per_node=processes)
 
 
 def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rendezvous) -> NoReturn:

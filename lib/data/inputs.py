@@ -50,8 +50,7 @@ def stored_dataset(content: Mapping[str, Any], *, plugin: Mapping[str, Any]) -> 
     """Return the data set that preprocess.json describes, with a blank sample for each of its parts.
 
     plugin: names in the file of the data set, where a spec of tokens may be its own. None for another kind of
-    data that only a plug-in knows. Raises KeyError, TypeError or ValueError if `content`
-    is malformed.
+    data that only a plug-in knows. Raises KeyError, TypeError or ValueError if `content` is malformed.
     """
     own = plugin.get(content["kind"])
     of_tokens = isinstance(own, type) and issubclass(own, types.TokensSpec)

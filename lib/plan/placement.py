@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lib.errors import PlanError
 from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Device, Hardware, Kind
@@ -195,3 +195,15 @@ def _why_world(config: ConfigView, hardware: Hardware, *, available: int, note: 
 def _requested(count: int, hardware: Hardware) -> str:
     # The number that each node has set is not known.
     return f"{count} processes on all nodes" if hardware.of_all_nodes else f"CONFIG_NUM_DEVICES={count}"
+
+
+def of_all_nodes(own: Hardware, *, processes: int, world: int) -> Hardware:
+    """Return the hardware of `world` processes on nodes like this one, which has `processes`."""
+    device = own.devices[0]
+    if own.kind == "cpu":  # one memory, shared by all processes
+        each, cpus = device.free_bytes // processes, max(1, own.cpu_count * world // processes)
+        devices: tuple[Device, ...] = (replace(device, free_bytes=each * world),)
+    else:
+        device = min(own.devices[:processes], key=lambda each: each.free_bytes)
+        devices, cpus = (device,) * world, own.cpu_count
+    return replace(own, devices=devices, cpu_count=cpus, of_all_nodes=True, per_node=processes)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lib.errors import ToolkitError
+from lib.errors import ToolkitError, os_errors
 from lib.kconf import Resolved, Value, values_from_json
 from lib.plugin_folders import ROOT
 from lib.runs.directory import RunDir
@@ -97,9 +97,12 @@ def weight_facts(in_effect: Mapping[str, Value]) -> dict[str, Any]:
 
 def _source(folder: Path) -> dict[str, Any] | None:
     """Return what make fetch wrote beside the files in `folder`, None where it did not."""
+    if not (file := folder / SOURCE).is_file():
+        return None
     try:
-        found = json.loads((folder / SOURCE).read_bytes())
-    except (OSError, ValueError):
+        with os_errors("read"):
+            found = json.loads(file.read_bytes())
+    except ValueError:
         return None  # others may call a file so, too
     is_ours = isinstance(found, dict) and all(isinstance(found.get(key), str) for key in _SOURCE_KEYS)
     return found if is_ours else None

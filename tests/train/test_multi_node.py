@@ -14,9 +14,10 @@ from lib.devices.base import Backend
 from lib.distributed.rendezvous import Rendezvous
 from lib.errors import PlanError, ToolkitError
 from lib.plan.gpus import parse_gpu
+from lib.plan.placement import of_all_nodes
 from tests.support.tokens import small_lm_config, text_data
 from train import base_run, multi_node, training_data
-from train.multi_node import check_shared_directory, of_all_nodes, refusal_on_nodes
+from train.multi_node import check_shared_directory, refusal_on_nodes
 from train.planning import memory_estimate
 
 

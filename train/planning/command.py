@@ -27,7 +27,7 @@ from lib.nn.activation_checkpointing import CHOICES, Recompute
 from lib.plan.cost import LIST, NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
 from lib.plan.fitting import NoRoomError, predicted, step_settings
 from lib.plan.gpus import machine_names, parse_gpu
-from lib.plan.placement import place
+from lib.plan.placement import of_all_nodes, place
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import LAUNCH_SECONDS, StepTime
 from lib.plan.show import format_need, show
@@ -218,14 +218,9 @@ def _on_all_nodes(config: Config, hardware: Hardware) -> tuple[Config, Hardware]
     rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=endpoint, default="any:1")
     if rendezvous is None:
         return config, hardware
-    nodes, each = rendezvous.min_nodes, place(config, hardware).world.value
-    devices = hardware.devices[:each] * nodes
-    if hardware.kind == "cpu":  # one memory, shared by all processes
-        (memory,) = hardware.devices
-        devices = (dataclasses.replace(memory, free_bytes=memory.free_bytes * nodes),)
-    joined = dataclasses.replace(hardware, devices=devices, of_all_nodes=True, per_node=each)
-    joined = dataclasses.replace(joined, cpu_count=hardware.cpu_count * nodes)
-    return config.replace(num_devices=each * nodes), joined
+    each = place(config, hardware).world.value
+    joined = of_all_nodes(hardware, processes=each, world=each * rendezvous.min_nodes)
+    return config.replace(num_devices=each * rendezvous.min_nodes), joined
 
 
 def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decided: Plan) -> Iterator[str]:
