@@ -155,7 +155,8 @@ def main() -> int:
 def cells(request: Request, kind: Kind, device: Device, options: argparse.Namespace) -> tuple[str, ...]:
     """Return the cells of a row of the table."""
     report_of, free, gpu = traced(request, kind), device.free_bytes, find_gpu(device.name)
-    largest = largest_fitting(lambda size: report_of(size).on(free), limit=options.target or 2**16)
+    sizes = range(1, (options.target or 2**16) + 1)
+    largest = largest_fitting(lambda size: report_of(size).on(free), sizes)
     report = report_of(largest or 1)
     memory = report.on(free)
     parts = {**memory.parts, GAPS: memory.gaps_bytes, "context, margin": memory.reserve_bytes}

@@ -198,7 +198,7 @@ def largest_batch(model: Model, inputs: Any, *, gpu: str, limit: int = 2**20, **
         reports(model, inputs, device=machine.kind, **options),
         machine.devices[0].free_bytes,
     )
-    return largest_fitting(lambda samples: report_of(samples).on(free_bytes), limit=limit)
+    return largest_fitting(lambda samples: report_of(samples).on(free_bytes), range(1, limit + 1))
 
 
 def reports(model: Model, inputs: Any, *, device: Kind, **options: Any) -> Callable[[int], Report]:

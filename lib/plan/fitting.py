@@ -6,11 +6,11 @@ Its split is in integers only: the sizes add up to it exactly, or there is no sp
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from math import isqrt
 from typing import Protocol, TypeAlias
 
@@ -132,35 +132,53 @@ def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: i
     )
 
 
-def largest_fitting(memory_of: Callable[[int], Memory], *, limit: int, step: int = 1) -> int:
-    """Return the largest multiple of `step` up to `limit` samples that fits, or 0. Need grows with the batch.
+def sizes_to_try(
+    share: int, *, limit: int, step: int, prefers_divisor: bool
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the divisors of `share`, and of which sizes the largest that fits is searched; up to `limit`.
+
+    All are multiples of `step`. The second are the divisors alone where one of them will be chosen anyway,
+    because none is more than twice the one before: each size that is tried takes a trace.
+    """
+    exact = [step * divisor for divisor in divisors(share // step) if step * divisor <= limit]
+    close = all(larger <= 2 * smaller for smaller, larger in pairwise([*exact, limit]))
+    return exact, exact if prefers_divisor and close else range(step, limit + 1, step)
+
+
+def largest_fitting(
+    memory_of: Callable[[int], Memory], sizes: Sequence[int], *, first: Sequence[int] = ()
+) -> int:
+    """Return the largest of `sizes` that fits, or 0. Need grows with the batch; both sequences ascend.
 
     The need is nearly linear in the batch: the line through two sizes gives the next guess, and bisection
     takes over where it is not. Small sizes come first, since they are predicted sooner.
+
+    first: sizes among them that are tried before those between them, such as others will ask for, too.
     """
-    top = limit // step
-    below = memory_of(step) if top else None
-    if below is None or not below.fits:
+    if not sizes or not (below := memory_of(sizes[0])).fits:
         return 0
-    low, high = 1, top + 1  # the first fits; the second does not, or was never tried
-    above, origin = None, (0, 0)  # need at `high` if predicted; the previous `low` and its need
-    slow = 0  # guesses that left more than half of the interval
-    while high - low > 1:
-        other, need = (high, above.need_bytes) if above is not None else origin
-        per_size = (need - below.need_bytes) / (other - low)
-        guess = (low + high) // 2
-        if slow < 3:  # the first guess, from one point, falls short, and the second may by a little
-            left = below.usable_bytes - below.need_bytes
-            guess = low + int(left / per_size) if per_size * (high - low) > left else high - 1
-        guess = min(max(guess, low + 1), high - 1)
-        width, memory = high - low, memory_of(guess * step)
-        if memory.fits:
-            origin = (low, below.need_bytes)
-            low, below = guess, memory
-        else:
-            high, above = guess, memory
-        slow += 2 * (high - low) > width
-    return low * step
+    low, high = sizes[0], sizes[-1] + 1  # the one fits; the other does not, or is beyond
+    above, origin = None, (0, 0)  # need at `high` if predicted; the previous size that fitted and its need
+    for grid in (first, sizes):
+        inside = grid[bisect_right(grid, low) : bisect_left(grid, high)]
+        slow = 0  # guesses that left more than half of the sizes inside
+        while inside:
+            other, need = (high, above.need_bytes) if above is not None else origin
+            per_sample = (need - below.need_bytes) / (other - low)
+            left, place = below.usable_bytes - below.need_bytes, len(inside) // 2
+            if slow < 3:  # the first guess, from one point, falls short, and the second may by a little
+                within = per_sample * (inside[-1] - low) > left
+                place = bisect_right(inside, low + left / per_sample) - 1 if within else len(inside) - 1
+            place = max(place, 0)
+            guess, count = inside[place], len(inside) + 1
+            memory = memory_of(guess)
+            if memory.fits:
+                origin, below = (low, below.need_bytes), memory
+                low, inside = guess, inside[place + 1 :]
+            else:
+                high, above, inside = guess, memory, inside[:place]
+            slow += 2 * (len(inside) + 1) > count
+    return low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

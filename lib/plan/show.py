@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from lib.plan.fitting import Split, StepSettings
+from lib.plan.fitting import NoRoomError, Split, StepSettings
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import Placement
 from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, ConfigView, Memory, ModelFacts, Plan
@@ -137,8 +137,18 @@ def offload_note(config: ConfigView, placement: Placement) -> str:
     return f"; NOTE: CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"
 
 
-def memory_remedies(config: ConfigView, placement: Placement, memory: Memory, step: StepSettings) -> str:
-    """Return changes that would make room for the smallest micro-batch, which needs `memory`."""
+def no_room(config: ConfigView, placement: Placement, memory: Memory, step: StepSettings) -> NoRoomError:
+    """Return the error, with remedies, for `step`: the smallest micro-batch, which needs `memory`."""
+    return NoRoomError(
+        f"{config.model} does not fit on {placement.name}",
+        why=f"a micro-batch of {step.micro_batch} is predicted to need {format_need(memory)}",
+        todo=_remedies(config, placement, memory, step),
+        step=step,
+        memory=memory,
+    )
+
+
+def _remedies(config: ConfigView, placement: Placement, memory: Memory, step: StepSettings) -> str:
     remedies = ["free some memory"]
     if step.norm_batch > 1:
         remedies.append("set CONFIG_NORM_BATCH lower (on all machines alike)")

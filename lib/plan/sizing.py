@@ -11,13 +11,13 @@ from lib.errors import PlanError
 from lib.plan.fitting import (
     LARGEST_TARGET,
     MemoryEstimator,
-    NoRoomError,
     Split,
     StepSettings,
     enough_turns,
     largest_fitting,
     nearest_targets,
     predicted,
+    sizes_to_try,
     smallest_accepted,
     split_by,
     split_evenly,
@@ -26,7 +26,7 @@ from lib.plan.fitting import (
 from lib.plan.placement import Placement
 from lib.plan.show import (
     format_need,
-    memory_remedies,
+    no_room,
     offload_note,
     why_divisor,
     why_effective,
@@ -34,8 +34,9 @@ from lib.plan.show import (
     why_norm_batch,
     why_target,
 )
-from lib.plan.tables import cpu_table_batch, raise_to_norm_batch, table_bound
+from lib.plan.tables import cpu_table_batch, raise_to_norm_batch, strict_bound, table_bound
 from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, ModelFacts, rank_shares
+from lib.units import bytes_text
 
 if TYPE_CHECKING:
     from lib.plan.micro_batch_search import Probed
@@ -98,6 +99,11 @@ class SizingContext:
         if self.facts.has_batchnorm and not self.norm_batch:
             return "batch normalisation over the micro-batch"
         return "this caller" if self.even else ""
+
+    @property
+    def prefers_divisor(self) -> bool:
+        """True if a divisor of the share is chosen even where a fifth of what fits stays unused."""
+        return bool(self.why_divisor_only or self.why_one_shape or self.facts.has_batchnorm)
 
     def share(self, target: int) -> int:
         """Return the largest share of a process."""
@@ -188,11 +194,10 @@ def _automatic(context: SizingContext) -> Candidate:
     else:
         bound, step = _predicted_bound(context)
     bound = enough_turns(bound, context.layout, share=context.share(context.config.target))
-    only = context.why_divisor_only
+    only, preferred = context.why_divisor_only, context.prefers_divisor
 
     def split_share(per_device: int) -> Split | None:
-        prefers_divisor = bool(only or context.why_one_shape or context.facts.has_batchnorm)
-        found = split_under(per_device, bound=bound.value, step=step, divisor_only=prefers_divisor)
+        found = split_under(per_device, bound=bound.value, step=step, divisor_only=preferred)
         return found if found or only else split_evenly(per_device, bound=bound.value, step=step or 1)
 
     split = _split_target(
@@ -242,31 +247,24 @@ def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
         limit = min(share, cpu_table_batch(scale=config.table_scale))
         at_limit = "; larger is no faster on CPUs"
     limit = max(step, limit - limit % step)
-    bound = largest_fitting(memory_of, limit=limit, step=step)
+    exact, sizes = sizes_to_try(share, limit=limit, step=step, prefers_divisor=context.prefers_divisor)
+    bound = largest_fitting(memory_of, sizes, first=exact)
     if not bound:
-        memory = memory_of(step)
-        raise NoRoomError(
-            f"{config.model} does not fit on {context.placement.name}",
-            why=f"a micro-batch of {step} is predicted to need {format_need(memory)}",
-            todo=memory_remedies(config, context.placement, memory, context.step),
-            step=replace(context.step, micro_batch=step, accumulates=step < share),
-            memory=memory,
-        )
+        smallest = replace(context.step, micro_batch=step, accumulates=step < share)
+        raise no_room(config, context.placement, memory_of(step), smallest)
     unmeasured = "nothing was measured here yet (make probe); " if config.auto_method == "probe" else ""
     fit = f"{bound} is predicted to need {format_need(memory_of(bound))}"
-    return Decision(bound, f"{unmeasured}{fit}{at_limit if bound == limit else ''}{refusal}"), step
+    beyond = at_limit if bound == sizes[-1] else ""
+    if not beyond and sizes is exact:
+        more = exact[exact.index(bound) + 1]
+        beyond = f" ({more}: {bytes_text(memory_of(more).need_bytes)})"
+    return Decision(bound, f"{unmeasured}{fit}{beyond}{refusal}"), step
 
 
 def _strict(context: SizingContext) -> Candidate:
-    bound = table_bound(context.config, context.placement, compiled=context.step.compile)
+    compiled, norm_batch = context.step.compile, context.norm_batch
+    bound = strict_bound(context.config, context.placement, compiled=compiled, norm_batch=norm_batch)
     batch, target = bound.value, context.config.target
-    if context.norm_batch and batch % context.norm_batch:
-        raise PlanError(
-            f"CONFIG_BATCH_TABLE_STRICT=y gives micro-batches of {batch}, "
-            f"not a multiple of CONFIG_NORM_BATCH={context.norm_batch}",
-            why=bound.reason,
-            todo="set CONFIG_NORM_BATCH=0 (not portable), or CONFIG_BATCH_TABLE_STRICT=n",
-        )
     split = Split.of(batch * max(1, target // (batch * context.replicas)), micro_batch=batch)
     _check_data(context, split, todo="set CONFIG_BATCH_TABLE_STRICT=n")
     effective = split.samples * context.replicas

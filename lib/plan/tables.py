@@ -158,6 +158,21 @@ def table_bound(config: ConfigView, placement: Placement, *, compiled: bool) -> 
     )
 
 
+def strict_bound(
+    config: ConfigView, placement: Placement, *, compiled: bool, norm_batch: int
+) -> Decision[int]:
+    """Return the table's micro-batch as it stands. Raises PlanError if `norm_batch` does not divide it."""
+    bound = table_bound(config, placement, compiled=compiled)
+    if norm_batch and bound.value % norm_batch:
+        raise PlanError(
+            f"CONFIG_BATCH_TABLE_STRICT=y gives micro-batches of {bound.value}, "
+            f"not a multiple of CONFIG_NORM_BATCH={norm_batch}",
+            why=bound.reason,
+            todo="set CONFIG_NORM_BATCH=0 (not portable), or CONFIG_BATCH_TABLE_STRICT=n",
+        )
+    return bound
+
+
 def raise_to_norm_batch(
     bound: Decision[int], placement: Placement, facts: ModelFacts, *, norm_batch: int
 ) -> Decision[int]:

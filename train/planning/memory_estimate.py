@@ -66,7 +66,7 @@ class MemoryTrace:
 class MemoryTraces:
     """Cached traces of training `config` on `data`, one per execution mode and micro-batch.
 
-    Storages are affine in the micro-batch wherever the step is the same: between two traced sizes, and a bit
+    Storages are affine in the micro-batch while the step is the same: between two traced sizes, and a bit
     beyond, the line through both is believed once it gave a third trace exactly. Else each is traced.
     """
 
@@ -173,8 +173,8 @@ def affine(traced: Mapping[int, MemoryTrace], low: int, high: int, size: int) ->
     None where their steps are not the same operations.
     """
     one, other = traced[low], traced[high]
-    trace = one.trace.affine(other.trace, size - low, high - low)
-    if trace is None or one.launches != other.launches:
+    trace = one.trace.affine(other.trace, size - low, high - low) if one.launches == other.launches else None
+    if trace is None:
         return None
     flop = one.step_flop + (other.step_flop - one.step_flop) * (size - low) // (high - low)
     return MemoryTrace(trace, flop, one.launches)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lib.errors import PlanError
+from lib.hyperparams import apply_hyperparams
 from lib.plan import plan
-from lib.plan.fitting import GAPS, MemoryEstimator, Parts, StepSettings, largest_fitting, predicted
+from lib.plan.fitting import (
+    GAPS,
+    MemoryEstimator,
+    Parts,
+    StepSettings,
+    largest_fitting,
+    predicted,
+    sizes_to_try,
+)
+from lib.plan.gpus import machine_names, parse_gpu
 from lib.plan.tables import COMPILED_PEAK_FACTOR, GPU_RESERVE_BYTES, PEAK_FACTOR
 from lib.plan.types import Memory, Plan
 from lib.units import GB
+from tests.contract.plan_facts import config_of, estimator_of, facts_of
 from tests.support.configs import load_hardware, make_config, make_facts
 
 MB = 10**6
@@ -54,9 +66,49 @@ def test_the_largest_that_fits_is_found_in_few_trials(
         tried.append(size)
         return Memory(parts={"all": need(size)}, reserve_bytes=0, usable_bytes=usable)
 
-    fitting = [size for size in range(step, most + 1, step) if need(size) <= usable]
-    assert largest_fitting(memory_of, limit=most, step=step) == max(fitting, default=0)
+    sizes = range(step, most + 1, step)
+    largest = max((size for size in sizes if need(size) <= usable), default=0)
+    assert largest_fitting(memory_of, sizes) == largest
     assert len(tried) == len(set(tried)) <= 5 + most.bit_length(), "three slow guesses, else halves"
+    tried.clear()
+    doubled = [step * 2**power for power in range(12) if step * 2**power <= most]
+    assert largest_fitting(memory_of, sizes, first=doubled) == largest
+    between = [size for size in tried if size not in doubled]
+    assert all(largest / 2 < size < 2 * largest for size in between), "only between the right two of them"
+    assert len(tried) == len(set(tried)) <= 8 + len(doubled) + most.bit_length()
+
+
+@pytest.mark.parametrize(
+    ("share", "limit", "prefers_divisor", "expected"),
+    [
+        (64, 64, True, [1, 2, 4, 8, 16, 32, 64]),
+        (60, 20, True, [1, 2, 3, 4, 5, 6, 10, 12, 15, 20]),
+        (64, 64, False, range(1, 65)),
+        (77, 77, True, range(1, 78)),  # 7 is more than twice 1
+        (66, 10, True, [1, 2, 3, 6]),
+        (69, 10, True, range(1, 11)),  # 10 is more than twice 3
+    ],
+)
+def test_divisors_alone_are_tried_where_one_will_be_chosen_anyway(
+    share: int, limit: int, prefers_divisor: bool, expected: Sequence[int]
+) -> None:
+    exact, sizes = sizes_to_try(share, limit=limit, step=1, prefers_divisor=prefers_divisor)
+    assert exact == [size for size in range(1, limit + 1) if share % size == 0]
+    assert sizes == expected
+
+
+def test_machines_ask_for_the_same_few_sizes() -> None:
+    """Each takes a trace, which is what `make plan GPU=all` spends its time with."""
+    facts, asked = facts_of("gpt2"), set[tuple[str, str, int]]()
+    estimate = estimator_of("gpt2", facts)
+
+    def predict(step: StepSettings) -> Parts:
+        asked.add((step.device, step.precision, step.micro_batch))
+        return estimate(step)
+
+    for machine in machine_names("all"):
+        apply_hyperparams(config_of("gpt2"), False, hardware=parse_gpu(machine), facts=facts, predict=predict)
+    assert len(machine_names("all")) > 40 and len(asked) < 60
 
 
 def test_a_need_that_jumps_takes_few_trials_too() -> None:
@@ -67,7 +119,7 @@ def test_a_need_that_jumps_takes_few_trials_too() -> None:
         tried.append(size)
         return Memory(parts={"all": 1 if size <= 1500 else 10**9}, reserve_bytes=0, usable_bytes=2000)
 
-    assert largest_fitting(memory_of, limit=3000) == 1500 and len(tried) <= 2 + 2 * (3000).bit_length()
+    assert largest_fitting(memory_of, range(1, 3001)) == 1500 and len(tried) <= 2 + 2 * (3000).bit_length()
 
 
 def test_a_straight_line_takes_few_looks() -> None:
@@ -77,7 +129,7 @@ def test_a_straight_line_takes_few_looks() -> None:
         tried.append(size)
         return Memory(parts={"all": 4000 + 500 * size}, reserve_bytes=0, usable_bytes=71_400)
 
-    assert largest_fitting(memory_of, limit=256) == 134
+    assert largest_fitting(memory_of, range(1, 257)) == 134
     assert len(tried) <= 4, "each is a step run without contents, a second or two of it"
 
 
@@ -91,13 +143,15 @@ def test_a_gpu_is_filled_to_what_is_left_of_it() -> None:
     assert decided.micro_batch == max(size for size in range(1, most + 1) if 4096 % size == 0)
     assert decided.memory is not None and decided.memory.fits
     assert decided.memory.peak_bytes == 2 * GB + decided.micro_batch * 400 * MB
-    assert f"{most} is predicted to need" in decided.reasons["micro_batch"]
+    reason = decided.reasons["micro_batch"]
+    assert f"{decided.micro_batch} is predicted to need" in reason
+    assert f"({2 * decided.micro_batch}: " in reason, "what the next divisor would need"
     assert Plan.from_json(decided.to_json()) == decided
 
 
 def test_gradients_that_are_kept_while_others_come_count() -> None:
-    alone = decide("lenet5", "rtx3090", line(0, 10 * MB, gradients=8 * GB), target_effective_batch=2048)
-    without = decide("lenet5", "rtx3090", line(0, 10 * MB), target_effective_batch=2048)
+    alone = decide("lenet5", "rtx3090", line(0, 10 * MB, gradients=8 * GB), target_effective_batch=4096)
+    without = decide("lenet5", "rtx3090", line(0, 10 * MB), target_effective_batch=4096)
     assert alone.accumulation > 1 and alone.micro_batch < without.micro_batch
 
 
