@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -14,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.devices.host import allocator_setting, allocator_text
@@ -23,7 +20,6 @@ from lib.devices.probe import probe
 from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
-from lib.nn.activation_checkpointing import CHOICES, Recompute
 from lib.plan.cost import LIST, NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
 from lib.plan.fitting import NoRoomError, predicted, step_settings
 from lib.plan.gpus import machine_names, parse_gpu
@@ -33,7 +29,7 @@ from lib.plan.roofline import LAUNCH_SECONDS, StepTime
 from lib.plan.show import format_need, show
 from lib.plan.sizing import Candidate
 from lib.plan.strategies import format_strategies
-from lib.plan.types import STATIC_SHAPES, Hardware, Plan, Precision
+from lib.plan.types import STATIC_SHAPES, Hardware, Plan
 from lib.tiers import with_tier
 from lib.units import aligned, bytes_text, columns, flop_text, range_text
 from train.base_run import base_of
@@ -41,11 +37,11 @@ from train.initial_weights import check_weights, initial_weights
 from train.job import budget_of, warm_up_text
 from train.padding import format_padding
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
-from train.planning.changes import changes, further_changes
+from train.planning.changes import changes, further_changes, most_recomputed
 from train.planning.memory_estimate import Launches, MemoryTraces
 from train.planning.step_estimate import gpu_of_hardware, step_flop_of, step_time_of
 from train.record import log
-from train.training_data import TrainingData, built, describe_training_data, make_training_data
+from train.training_data import TrainingData, describe_training_data, make_training_data
 
 UNBOUNDED = 10**6  # columns if the output is no terminal
 XLA_MEMORY = (
@@ -127,10 +123,10 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
         fits = False
         if not as_json:
             print(
-                "Nothing fits. With each of these changes alone (samples at a time x micro-batches):",
+                "Nothing fits. With each of these changes (samples at a time x micro-batches):",
                 flush=True,
             )
-            for line in what_would_fit(config, data, hardware, precision=error.step.precision, root=root):
+            for line in what_would_fit(config, data, hardware, error, root=root):
                 print(f"  {line}", flush=True)
                 fits = fits or not line.startswith("not ")
         if fits:
@@ -228,7 +224,7 @@ def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decide
     if decided.memory is None:
         return
     step, now = step_settings(decided), decided.memory.peak_bytes
-    for name, changed, _ in changes(config, hardware, precision=step.precision):
+    for name, changed, *_ in changes(config, hardware, precision=step.precision):
         precision = step.precision if changed.precision == "auto" else changed.precision
         other = dataclasses.replace(step, precision=precision)
         try:
@@ -242,19 +238,33 @@ def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decide
 
 
 def what_would_fit(
-    config: Config, data: TrainingData, hardware: Hardware, *, precision: Precision, root: Path
+    config: Config, data: TrainingData, hardware: Hardware, error: NoRoomError, *, root: Path
 ) -> Iterator[str]:
-    """Yield the plan after each change with which the run fits `hardware`, then those that do not suffice."""
+    """Yield the plan after each change with which the run fits `hardware`, then those that do not suffice.
+
+    error: of the run without changes. A change is not traced where what it keeps is too much already.
+    """
     too_little, refused = [], dict[str, None]()  # for the same reason once
-    recompute = _most_recomputed(config, data)
-    for name, changed, machine in further_changes(config, hardware, precision=precision, recompute=recompute):
+    missed = {"": error.memory}  # needs that are too much, by the change
+    options: Any = {"precision": error.step.precision, "recompute": most_recomputed(config, data)}
+    traces: tuple[Config, TrainingData, MemoryTraces] | None = None  # more devices share them
+    for name, changed, machine, keeps, beyond in further_changes(config, hardware, **options):
+        if beyond not in missed:  # it fits, cannot be tried, or is hopeless
+            continue
+        kept = sum(missed[beyond].parts.get(kind, 0) for kind in keeps)
+        if kept > missed[beyond].usable_bytes:
+            too_little.append(f"{name} needs more than {bytes_text(kept)}")
+            continue
         try:
-            own = _data_for(changed, data, config, root=root)
-            found = look_ahead(changed, own, machine, MemoryTraces(changed, own), alternatives=False)
-        except NoRoomError as error:
-            too_little.append(f"{name} needs {bytes_text(error.memory.need_bytes)}")
-        except ConfigError as error:
-            refused[f"not tried: {error}"] = None
+            if traces is None or traces[0] != changed:
+                own = _data_for(changed, data, config, root=root)
+                traces = changed, own, MemoryTraces(changed, own)
+            found = look_ahead(changed, traces[1], machine, traces[2], alternatives=False)
+        except NoRoomError as too_much:
+            missed[name] = too_much.memory
+            too_little.append(f"{name} needs {bytes_text(too_much.memory.need_bytes)}")
+        except ConfigError as unable:
+            refused[f"not tried: {unable}"] = None
         else:
             assert found.plan.memory is not None, "what does not fit was predicted"
             time = "" if found.step_time is None else f", {found.step_time.span} a step"
@@ -263,15 +273,6 @@ def what_would_fit(
     yield from refused
     if too_little:
         yield f"not enough: {'; '.join(too_little)}"
-
-
-def _most_recomputed(config: Config, data: TrainingData) -> Recompute:
-    """Return the choice of recomputation that saves least of those that the model allows."""
-    for kind in reversed(CHOICES) if config.grad_checkpoint else ():
-        with contextlib.suppress(ConfigError), torch.device("meta"):
-            built(config.replace(grad_checkpoint=kind), data.dataset.spec)
-            return kind
-    return "none"
 
 
 def _data_for(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from lib.plan import roofline
 from lib.plan.fitting import NoRoomError, StepSettings
 from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
-from lib.plan.types import Memory
+from lib.plan.types import Hardware, Memory
 from lib.units import bytes_text
 from tests.support.tokens import BLOCK, cycle, text_data
 from tests.support.training import random_data, small_config
@@ -35,7 +36,7 @@ from train.planning.command import (
     what_would_fit,
 )
 from train.planning.memory_estimate import MemoryTraces
-from train.training_data import make_training_data
+from train.training_data import TrainingData, make_training_data
 
 BATCH = 64
 
@@ -119,9 +120,9 @@ def test_what_would_fit_is_planned() -> None:
     least = need_bytes(adapted.replace(batch_size=1, hyper_param="manual", gradient_accumulation=0))
     device = dataclasses.replace(machine.devices[0], free_bytes=least)
     small = dataclasses.replace(machine, devices=(device,))
-    with pytest.raises(NoRoomError):
+    with pytest.raises(NoRoomError) as caught:
         look_ahead(config, data, small, MemoryTraces(config, data))
-    lines = list(what_would_fit(config, data, small, precision="fp32", root=ROOT))
+    lines = list(what_would_fit(config, data, small, caught.value, root=ROOT))
     (lora,) = [line for line in lines if line.startswith("CONFIG_ADAPT_LORA=y (")]
     assert f": 1 x 4, {bytes_text(least)} of {bytes_text(least)} usable, " in lora
     assert lora.endswith(" a step")
@@ -132,7 +133,67 @@ def test_what_would_fit_is_planned() -> None:
     done = further_changes(config.replace(adam_8bit=True), small, **options)
     assert not [change for change in done if "8BIT" in change.name]
     last = lines[-1]
-    assert last.startswith("not enough: ") and "CONFIG_PRECISION_BF16=y needs " in last
+    assert last.startswith("not enough: ") and "CONFIG_GRAD_CHECKPOINT_BLOCKS=y needs " in last
+
+
+def without_room(
+    config: Config, data: TrainingData, machine: Hardware, *, kinds: tuple[str, ...]
+) -> tuple[Hardware, NoRoomError]:
+    """Return `machine` with memory for `kinds` of the run's alone, and the error there."""
+    held = 1
+    for _ in range(2):
+        (device,) = machine.devices
+        device = dataclasses.replace(device, free_bytes=held)
+        small = dataclasses.replace(machine, devices=(device,))
+        with pytest.raises(NoRoomError) as caught:
+            look_ahead(config, data, small, MemoryTraces(config, data))
+        held = sum(caught.value.memory.parts[kind] for kind in kinds)
+    return small, caught.value
+
+
+def test_what_would_fit_combines_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters and shorter sequences, each length only where the longer one is too much."""
+    config = small_config("gpt2", optimizer="adamw", grad_checkpoint="none", block_size=4096)
+    config = config.replace(initial_weights="base.safetensors")
+    tried, settings = list[str](), {"channels_last": False, "compile": False, "norm_batch": 0}
+    step = StepSettings(device="cuda", several_devices=False, precision="bf16", **settings)  # type: ignore[arg-type]
+
+    def memory_of(changed: Config, machine: Hardware) -> Memory:
+        """Memory of which the activations alone grow with the sequence; 30 GB are there."""
+        weights = {"full": 100, "lora": 25, "qlora": 10}[changed.weights.adapt]
+        assert changed.block_size
+        active = changed.block_size // (100 if changed.grad_checkpoint == "blocks" else 25)
+        parts = {"parameters": weights, "activations": active}
+        parts = {name: 10**9 * (size // len(machine.devices)) for name, size in parts.items()}
+        return Memory(parts=parts, reserve_bytes=0, usable_bytes=30 * 10**9)
+
+    def planned(changed: Config, _: object, machine: Hardware, *__: object, **___: object) -> Any:
+        weights, own = changed.weights.adapt, changed.grad_checkpoint
+        tried.append(f"{weights} {own} {changed.block_size} x{len(machine.devices)}")
+        if not (memory := memory_of(changed, machine)).fits:
+            raise NoRoomError("none", why="none", todo="none", step=step, memory=memory)
+        return SimpleNamespace(
+            plan=SimpleNamespace(memory=memory, micro_batch=1, accumulation=4), step_time=None
+        )
+
+    monkeypatch.setattr("train.planning.command.look_ahead", planned)
+    monkeypatch.setattr("train.planning.command.most_recomputed", lambda *_: "blocks")
+    monkeypatch.setattr("train.planning.command._data_for", lambda *_, **__: None)
+    machine, data = parse_gpu("rtx3090"), text_data(config)
+    error = NoRoomError("none", why="none", todo="none", step=step, memory=memory_of(config, machine))
+    *found, last = what_would_fit(config, data, machine, error, root=ROOT)
+    assert [line.partition(" (")[0] for line in found] == [
+        "CONFIG_ADAPT_LORA=y CONFIG_GRAD_CHECKPOINT_BLOCKS=y CONFIG_BLOCK_SIZE=512",
+        "CONFIG_ADAPT_QLORA=y CONFIG_GRAD_CHECKPOINT_BLOCKS=y CONFIG_BLOCK_SIZE=2048",
+        "8 devices CONFIG_GRAD_CHECKPOINT_BLOCKS=y: 1 x 4, 17.00 GB of 30.00 GB usable",
+    ]
+    assert tried == [
+        "lora none 4096 x1", "lora blocks 4096 x1", "qlora blocks 4096 x1",
+        "lora blocks 2048 x1", "lora blocks 1024 x1", "lora blocks 512 x1", "qlora blocks 2048 x1",
+        *(f"full none 4096 x{count}" for count in (2, 4, 8)),
+        *(f"full blocks 4096 x{count}" for count in (2, 4, 8)),
+    ]  # fmt: skip
+    assert "CONFIG_GRAD_CHECKPOINT_BLOCKS=y needs more than 100.00 GB" in last
 
 
 @pytest.mark.slow
@@ -148,8 +209,8 @@ def test_what_would_fit_recomputes_as_much_as_the_model_allows(monkeypatch: pyte
     config = small_config("gpt2", target_effective_batch=4, optimizer="adamw", auto_method="predict")
     config = config.replace(initial_weights="base.safetensors")
     data, machine = text_data(config), parse_gpu("rtx3090")
-    small = dataclasses.replace(machine, devices=(dataclasses.replace(machine.devices[0], free_bytes=1),))
-    *refused, last = what_would_fit(config, data, small, precision="fp32", root=ROOT)
+    small, error = without_room(config, data, machine, kinds=("parameters", "optimizer"))
+    *refused, last = what_would_fit(config, data, small, error, root=ROOT)
     assert [line for line in refused if "all is not" in line] == [
         "not tried: all is not possible; choose blocks"
     ]
