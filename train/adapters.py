@@ -19,7 +19,8 @@ from lib.errors import ConfigError
 from lib.kconf import values_from_json
 from lib.nn import lora
 from lib.nn.model_code import load_model
-from lib.nn.weights import head_of, is_adapter, read_metadata, read_weights
+from lib.nn.weights import head_of, is_adapter, read_metadata, read_weights, stored_dtypes
+from lib.plan.types import Plan
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir
 from lib.runs.weight_files import OPTION, WeightFiles, find_weights
@@ -64,6 +65,23 @@ def settle(model: nn.Module, config: Config, device: torch.device, *, contents: 
 
         pack(model, device)
     return facts
+
+
+def halve(model: nn.Module, config: Config, plan: Plan) -> bool:
+    """Store frozen linear layers in the type of their directory's files; return True if that was done.
+
+    Only where products are in the same half precision, so that none changes, and on a single device: what
+    several shard or send is of one type.
+    """
+    if plan.strategy != "single" or plan.precision == "fp32" or config.weights.initial_weights:
+        return False  # initial weights may be others than those of the directory
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[plan.precision]
+    folder = plugin_folders.ROOT / Path(str(config.model_options.get("dir") or "")).expanduser()
+    files = folder.glob("*.safetensors") if config.model_options.get("dir") else ()
+    if {each for file in files for each in stored_dtypes(file)} != {dtype}:
+        return False
+    lora.halve(model, dtype)
+    return True
 
 
 def base_facts(model: nn.Module, config: Config, *, contents: bool) -> dict[str, Any]:

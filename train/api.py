@@ -148,7 +148,7 @@ def load(run: Run | str | Path, *, best: bool = False, runs: str | Path = "runs"
     name = str(run.path if isinstance(run, Run) else run)
     restored = restore(name, root=ROOT, runs=Path(runs), best=best, needs_data=False)
     with evaluated_weights(restored.job):
-        weights = copy.deepcopy(restored.job.model).eval()
+        weights = copy.deepcopy(restored.job.model).float().eval()
     return Model(Run(restored.run.path), weights, restored.data.dataset.spec, restored.step, restored)
 
 

@@ -68,7 +68,7 @@ def make_job(
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     model, adapters = _new_model(config, data, weights, backend, record.log, whole_run=whole_run)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
-    model, wrapped, pipeline = _placed(model, plan, backend, data.facts, dtype, seed=config.seed)
+    model, wrapped, pipeline = _placed(model, config, plan, backend, data.facts, dtype)
     _log_rates(config, plan, model, record.log)
     prepared = None if data.prepared is None else data.prepared.load(plan, backend, dtype)
     task = make_task(config, data.dataset.spec, prepared=prepared, train=data.dataset.train)
@@ -130,7 +130,7 @@ def _new_model(
 
 
 def _placed(
-    model: nn.Module, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype, *, seed: int
+    model: nn.Module, config: Config, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype
 ) -> tuple[nn.Module, nn.Module, Pipeline | None]:
     """Return the model on its device, the module whose backward pass averages gradients, and the stage."""
     assert len(backend.devices) == plan.layout.devices_per_process, f"{plan.strategy}: {backend.devices}"
@@ -138,16 +138,21 @@ def _placed(
         from train.pipeline import Pipeline
 
         model = model.to(dtype=dtype)
-        options: dict[str, Any] = {"stages": plan.shard, "seed": seed, "precision": plan.precision}
+        options: dict[str, Any] = {"stages": plan.shard, "seed": config.seed, "precision": plan.precision}
         return model, model, Pipeline(model, backend, **options)
     if plan.strategy in SHARDS_WEIGHTS:
         model = model.to(dtype=dtype)  # unsharded it need not fit on the device
         return model, backend.shard(model, plan.layout), None
+    halved = False
+    if config.weights.adapt != "full" and dtype == torch.float32 and not backend.averages_gradients:
+        from train.adapters import halve
+
+        halved = halve(model, config, plan)
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     if not simulated():
         if plan.channels_last and plan.device == "cpu":
             check_channels_last(model)
-        model = model.to(backend.device, dtype)
+        model = model.to(backend.device, None if halved else dtype)
     model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm), None
 

@@ -107,10 +107,10 @@ def export(
     _check_request(layout, directory)
     spec, answers = restored.data.dataset.spec, _answers(layout, merge, restored.job.config)
     dtype, merged = torch.float32, None
+    restored.job.model.float()  # layers may be in half precision, for autocast alone
     if merge:
         restored, dtype, merged = _merged(restored, log)
-    job = restored.job
-    with _staged(directory) as folder, evaluated_weights(job):
+    with _staged(directory) as folder, evaluated_weights(job := restored.job):
         model = copy.deepcopy(job.model).to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
         outputs, weights = None, dict[str, Tensor]()
         if answers is not None:

@@ -176,6 +176,24 @@ def unused_error(unused: Collection[str]) -> ConfigError:
 
 
 @torch.no_grad()
+def halve(model: nn.Module, dtype: torch.dtype) -> None:
+    """Store the frozen weights that linear layers alone hold in `dtype`, in place.
+
+    Others stay: the rows of an embedding, for one, are what the layers after it compute with.
+    """
+    linear = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    others = [each for each in model.modules() if not isinstance(each, nn.Linear)]
+    held = {id(weight) for each in others for weight in each.parameters(recurse=False)}
+    for layer in linear:
+        weight = layer._parameters.get("weight")
+        if weight is not None and not weight.requires_grad and id(weight) not in held:
+            halved = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+            for each in linear:  # weights of several layers stay tied
+                if each._parameters.get("weight") is weight:
+                    each._parameters["weight"] = halved
+
+
+@torch.no_grad()
 def merge(model: nn.Module, dtype: torch.dtype | None = None) -> int:
     """Add the adapters to the weights, in float32 or more, in place; return the layers that were in 4 bits.
 

@@ -83,6 +83,11 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def stored_dtypes(file: Path) -> set[torch.dtype | None]:
+    """Return the types in the header of a safetensors file; None for unknown ones. Raises as reading does."""
+    return {_DTYPES.get(entry["dtype"]) for name, entry in _header(file)[1].items() if name != "__metadata__"}
+
+
 def _header(file: Path) -> tuple[int, dict[str, Any]]:
     """Return where the numbers of a safetensors file start, and its header."""
     with file.open("rb") as opened:

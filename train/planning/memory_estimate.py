@@ -227,7 +227,7 @@ def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Ha
             resident = _resident(config, plan, data, hardware)
             live.add(resident, "data")
             job = make_job(config, alone, data, hardware=hardware, backend=backend, record=Record())
-            built = live.position if config.weights.adapt == "qlora" else 0  # not as what they were made of
+            built = live.position if config.weights.adapt != "full" else 0  # not as what they were made of
             with ModelCode(config.model, refused, torchs=True):
                 step_flop, launches = run_traced(job, live)
             traces = [live.trace(device, without=built) for device in backend.devices]
