@@ -137,6 +137,10 @@ def estimate(
     if precision not in get_args(AnyPrecision):
         known = ", ".join(get_args(AnyPrecision))
         raise ConfigError(f"precision={precision!r} is not predicted for", todo=f"use one of {known}")
+    for name, value in {"model": model, "optimizer": optimizer, "loss": loss or _loss_of}.items():
+        if not callable(value):
+            todo = "optimizer=torch.optim.AdamW, and loss=lambda output: ..., are such"
+            raise ConfigError(f"{name}={value!r} is not a function", todo=todo)
     specs, dtype = _specs_of(inputs), _TRUE.get(precision)
     live = LiveBytes(granularity=1 if device == "cpu" else CUDA_GRANULARITY)
     with _simulation(device):
