@@ -271,6 +271,25 @@ def test_constants_may_be_read() -> None:
     assert same(estimate(Constants, (8, 4)), estimate(Constants(), (8, 4)))
 
 
+class LayerDrop(nn.Module):
+    """Skips its layer by chance, as the encoders of speech models in transformers do."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layer, self.rate = nn.Linear(64, 64), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rate and torch.rand([]) < self.rate:
+            return x
+        return self.layer(x)
+
+
+def test_no_layer_is_skipped_by_chance() -> None:
+    model = nn.Sequential(*(LayerDrop(0.9) for _ in range(4)))
+    kept = nn.Sequential(*(LayerDrop(0) for _ in range(4)))
+    assert estimate(model, (8, 64)).parts == estimate(kept, (8, 64)).parts
+
+
 class OwnAutocast(nn.Module):
     def __init__(self, **region: Any) -> None:
         super().__init__()
