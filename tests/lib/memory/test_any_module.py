@@ -240,6 +240,26 @@ def test_a_model_that_depends_on_values_is_named_with_its_line(read: Callable[[T
     assert "\n" not in str(caught.value)
 
 
+class Masked(nn.Module):
+    """Replaces what a mask of NumPy selects by a weight, as speech models of transformers do."""
+
+    def __init__(self, mask: Any) -> None:
+        super().__init__()
+        self.layer, self.own, self.mask = nn.Linear(8, 8), nn.Parameter(torch.zeros(8)), mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        mask = torch.tensor(self.mask) if self.mask is not None else x[:, 0] > 0
+        x[mask] = self.own
+        return x
+
+
+def test_a_mask_that_is_known_may_select_and_another_is_refused_in_the_backward_pass() -> None:
+    assert estimate(Masked([True, False, True]), (3, 8), device="cpu").phases
+    with pytest.raises(ConfigError, match=r"^the backward pass depends on the values of a tensor: aten.nonz"):
+        estimate(Masked(None), (3, 8), device="cpu")
+
+
 def test_a_function_that_depends_on_values_of_weights_is_named_with_its_line() -> None:
     def build() -> nn.Module:
         layer = nn.Linear(4, 4)
