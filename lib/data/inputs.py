@@ -82,8 +82,8 @@ def _stored_dtype(spec: Spec) -> str:
 
 
 def unlabelled(inputs: npt.NDArray[Any]) -> ArrayPart:
-    """Return a part of `inputs` whose targets are not known: zeros, which nothing may read."""
-    return ArrayPart(inputs, np.zeros(len(inputs), np.int64))
+    """Return a part of `inputs` whose targets are not known: one zero for all, which nothing may read."""
+    return ArrayPart(inputs, np.broadcast_to(np.int64(0), (len(inputs),)))
 
 
 def split_inputs(text: str) -> list[str]:
