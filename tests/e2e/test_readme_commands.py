@@ -85,6 +85,7 @@ LOOKS = [
     ('make compare RUNS="20261121 20261122"', "", "compare.html"),
     ("make export FORMAT=pt2 DIRECTORY=out-pt2 BEST=1", "", "from the run's own outputs"),
     ("make predict INPUT=photos", "", "digit.png"),
+    ("make predict INPUT=../photos", "", "digit.png"),
     ('make predict INPUT="a.jpg b.png" OUT=found.csv', "", "found.csv"),
     ("make ab A=lenet5+fp32 B=lenet5+bf16", "SEEDS=3", "after 3 pairs"),
     ("make sweep SWEEP=my.yaml", "", "EMA=n"),
@@ -138,11 +139,14 @@ def test_what_the_pages_show_of_runs(tree_at: Callable[[Path], Path], tmp_path: 
     tree = tree_at(tmp_path / "tree")
     with (tree / "defconfigs" / "lenet5").open("a", encoding="utf-8") as defconfig:
         defconfig.writelines(f"CONFIG_{line}\n" for line in ("BUDGET_STEPS=y", "MAX_STEPS=4"))
-    (tree / "photos").mkdir()
-    for name in ("photos/digit.png", "a.jpg", "b.png"):
+    for folder in (tree, tmp_path):
+        (folder / "photos").mkdir()
+    for name in ("photos/digit.png", "../photos/digit.png", "a.jpg", "b.png"):
         imsave(tree / name, np.full((28, 28, 3), 128, np.uint8))
     (tree / "my.yaml").write_text(example(ROOT / "docs/tutorials/compare.md", "yaml"), encoding="utf-8")
     carry_out(LOOKS, tree)
+    (runs_of(tree)[-1] / "status.json").unlink()  # as of a run that was killed
+    carry_out([("make resume RUN=20261121T093620Z", "", "Done: ")], tree)
     assert (tree / "found.csv").read_text().startswith("input,prediction,")
 
 
@@ -185,9 +189,13 @@ def example(page: Path, language: str, *, start: str = "") -> str:
     return found[1]
 
 
+def runs_of(tree: Path) -> list[Path]:
+    return sorted((path.parent for path in tree.glob("runs/*/*/values.json")), key=lambda run: run.name)
+
+
 def of_this_tree(command: str, tree: Path) -> str:
     """`command` with runs of `tree` in place of those of the pages: the newest ones."""
-    runs = sorted(path.parent for path in tree.glob("runs/*/*/status.json"))
+    runs = runs_of(tree)
     for name in ("20261121T093620Z-a1f5e51b", "20261121T093620Z", "20261122", "20261121"):
         if name in command:
             command = command.replace(name, runs.pop().name)
