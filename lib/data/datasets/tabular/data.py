@@ -165,7 +165,7 @@ def _column(options: Options, table: Table, rows: npt.NDArray[np.int64], name: s
     strays = [] if is_named else _no_numbers(table, name)
     if strays and 2 * len(strays) < len(table):
         raise DataError(
-            f"{table.file}: column {name!r} has numbers and {len(strays)} texts",
+            f"{table.file}: column {name!r} has values that are no numbers, {len(strays)} of {len(table)}",
             why=f"the first is {strays[0]}",
             todo="mend it, leave the field empty if the value is missing, or name the column in "
             "CONFIG_TABULAR_CATEGORIES",

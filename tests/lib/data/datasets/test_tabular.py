@@ -184,7 +184,7 @@ def test_a_number_with_a_mistake_is_no_category(tmp_path: Path) -> None:
     rows[1], rows[20], rows[30] = "NA,1", "2O,20", '"3,000",30'
     folder = table(tmp_path, rows, heading="size,price")
     with pytest.raises(
-        DataError, match=r"column 'size' has numbers and 2 texts: .*'2O' in row 21;"
+        DataError, match=r"column 'size' has values that are no numbers, 2 of 40: .*'2O' in row 21;"
     ) as caught:
         read(folder, missing="mean")
     assert "CONFIG_TABULAR_CATEGORIES" in str(caught.value)
