@@ -186,8 +186,9 @@ def test_a_fault_in_a_file_is_named_with_its_place(
 
 @pytest.mark.slow
 def test_one_class_alone_has_no_area_under_a_curve(tmp_path: Path) -> None:
-    file = "\n".join(["x,l1,l2", *(f"{row},0,1" for row in range(60))])
-    line = refusal(tmp_path, "table", {"METRICS": "roc_auc"}, file=file)
+    (tmp_path / "one.csv").write_text("\n".join(["x,l1,l2", *(f"{row},0,1" for row in range(60))]))
+    other = {"TABULAR_VALIDATION_OTHER": "y", "TABULAR_VALIDATION_FILE": "one.csv"}
+    line = refusal(tmp_path, "table", {"METRICS": "roc_auc", **other})
     assert "roc_auc needs more than one class" in line and "have the same targets" in line
 
 
