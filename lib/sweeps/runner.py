@@ -129,7 +129,9 @@ def train_all(
             with concurrency.slot():
                 began = time.monotonic()
                 found = _result(run, children, root=root, out=out, concurrency=concurrency, log=log)
-                if found is not None and run.identity in missing:
+                if found is not None and found.seconds_cpu is None:
+                    missing.discard(run.identity)  # found done, or not to be trained now: it took no time
+                elif found is not None and run.identity in missing:
                     took.append(time.monotonic() - began)
                     if left := len(missing) - len(took) + later:
                         log(time_left(took, left=left, workers=concurrency.workers))

@@ -317,6 +317,21 @@ def test_a_run_that_outlived_its_sweep_is_not_trained_twice(tmp_path: Path, trai
     assert results()[1].metrics["accuracy"] != 0.25 and len(trained) == 2, "what has failed is tried again"
 
 
+def test_a_run_that_was_done_already_does_not_shorten_the_remaining_time(
+    tmp_path: Path, trained: list[str]
+) -> None:
+    runs = resolved_runs(study(tmp_path, "axes: {MAX_STEPS: [1, 3, 4]}\nseeds: 1"), root=ROOT)
+    out, logged = tmp_path / "out", list[str]()
+    done = RunDir.create(
+        out / runs[0].identity, model="lenet5", identity=runs[0].identity, files={"config": ""}
+    )
+    done.set_status("done", step=1, accuracy=0.25)
+    done.release()
+    train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
+    assert len(trained) == 2 and any("the sweep that started it had ended" in line for line in logged)
+    assert [line.split(",")[0] for line in logged if " left" in line] == ["1 run left"]
+
+
 def test_runs_that_are_the_same_are_refused(tmp_path: Path) -> None:
     same = study(tmp_path, "axes: {LEARNING_RATE: [4e-4, 0.5, '0.00040']}\nseeds: 1")
     with pytest.raises(ConfigError, match="1 of 3 points of study cannot be configured") as error:
