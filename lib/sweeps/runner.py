@@ -38,6 +38,7 @@ class Run:
     number: int
     settings: Setting
     resolved: kconf.Resolved
+    side: str = ""  # "A " or "B " in the log of a comparison
 
     @property
     def identity(self) -> str:
@@ -160,7 +161,7 @@ def _result(
 ) -> Result | None:
     """Return the result of a run, trained now unless it is known; None where it was stopped."""
     place = run_folder(run, out)
-    name = f"{run.identity} {format_settings(run.settings)}"
+    name = f"{run.side}{run.identity} {format_settings(run.settings)}"
     if (known := known_result(run, out)) is not None:
         log(f"{name}: already there")
         return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -327,7 +328,9 @@ def test_a_run_that_was_done_already_does_not_shorten_the_remaining_time(
     )
     done.set_status("done", step=1, accuracy=0.25)
     done.release()
+    runs[2] = dataclasses.replace(runs[2], side="B ")
     train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
+    assert any(line.startswith(f"B {runs[2].identity} ") for line in logged), "of make ab"
     assert len(trained) == 2 and any("the sweep that started it had ended" in line for line in logged)
     assert [line.split(",")[0] for line in logged if " left" in line] == ["1 run left"]
 
