@@ -134,7 +134,7 @@ def train_all(
                     missing.discard(run.identity)  # found done, or not to be trained now: it took no time
                 elif found is not None and run.identity in missing:
                     took.append(time.monotonic() - began)
-                    if left := len(missing) - len(took) + later:
+                    if (left := len(missing) - len(took) + later) and not children.stopped_by:
                         log(time_left(took, left=left, workers=concurrency.workers))
                 return found
 

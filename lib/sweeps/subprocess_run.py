@@ -131,7 +131,7 @@ class Children:
             # A terminal sends SIGINT to the children, too, and a second one would end them at once.
             count = self._stop(signal.Signals(number).name)
             with contextlib.suppress(OSError):  # a stream may be in the middle of a write
-                os.write(2, b"\nstopping: %d run(s) save and exit; SIGINT kills them\n" % count)
+                os.write(2, b"\nstopping: %d run(s) save and exit; Ctrl-C again kills them\n" % count)
         elif number == signal.SIGINT:
             self._send(signal.SIGKILL)
             raise KeyboardInterrupt

@@ -279,6 +279,7 @@ def test_a_stopped_run_is_no_failure_and_resumes_next_time(
 
     def stops(children: Children, place: Path, configuration: str, *, root: Path) -> ChildRun:
         if "CONFIG_MAX_STEPS=1\n" in configuration:
+            children.stopped_by = "SIGTERM"  # while it ends by itself
             return whole(children, place, configuration, root=root)
         children.stopped_by = "SIGTERM"
         return ChildRun(
@@ -289,6 +290,7 @@ def test_a_stopped_run_is_no_failure_and_resumes_next_time(
     with pytest.raises(Suspended, match="stopped by SIGTERM; 1 of 3 runs are done") as error:
         train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
     assert error.value.exit_code == 75 and any(line.endswith("stopped after step 7") for line in logged)
+    assert not any(" left, about" in line for line in logged), "none begins after it"
     assert [known_result(run, out) is None for run in runs] == [False, True, True]
     monkeypatch.setattr(Children, "train", whole)
     again = train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
