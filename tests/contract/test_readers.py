@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from lib.config import Config, config_from_values
 from lib.plugin_folders import ROOT
@@ -17,7 +19,7 @@ from tests.contract.small_runs import say_nothing
 from tests.contract.test_every_option_counts import assignments
 from tests.support.training import largest_difference, small_job, small_plan, trained
 from train import loop
-from train.job import Progress
+from train.job import Job, Progress
 from train.training_data import TrainingData, open_training_data
 
 EIGHT, STEPS = 8, 4
@@ -81,6 +83,29 @@ def test_training_does_not_depend_on_the_split_or_on_where_it_resumes(name: str,
     loop.load_state_dict(second, copy.deepcopy(loop.state_dict(first, Progress(step=1))))
     loop.train(second, Progress(step=1))
     assert largest_difference(whole, second.model.state_dict()) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+def test_ranks_have_the_gradient_of_one_process_together(name: str, root: Path) -> None:
+    config, data = opened(name, root)
+    norm_batch = 2 * data.facts.has_batchnorm
+    whole = gradients(small_job(config, small_plan(EIGHT, norm_batch=norm_batch), data))
+    parts = []
+    for rank in range(2):
+        alone = small_job(config, small_plan(EIGHT // 2, norm_batch=norm_batch), data)
+        alone.backend.rank = rank
+        shared = small_plan(EIGHT // 2, world=2, norm_batch=norm_batch)
+        parts.append(gradients(dataclasses.replace(alone, plan=shared)))
+    averaged = {name: (parts[0][name] + parts[1][name]) / 2 for name in whole}
+    assert largest_difference(whole, averaged) <= 1e-12
+    assert largest_difference(whole, parts[0]) > 1e-6, "a rank has other samples"
+
+
+def gradients(job: Job) -> dict[str, Tensor]:
+    assert [*loop.accumulate_gradients(job, Progress())]
+    found = {name: weight.grad for name, weight in job.model.named_parameters()}
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
 def test_every_data_set_of_the_core_is_among_them() -> None:
