@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lib.errors import os_errors
+from lib.errors import ConfigError, os_errors
 
 
 @contextmanager
@@ -53,6 +53,16 @@ def save(path: Path, data: str | bytes, *, action: str = "write", todo: str = ""
     with os_errors(action, todo=todo):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, data.encode() if isinstance(data, str) else data)
+
+
+def check_writable(path: Path, variable: str) -> None:
+    """Raise ConfigError if the file or new folder `path` cannot be made."""
+    above = next(each for each in path.absolute().parents if os.path.lexists(each))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = "it is no folder that you can write to"
+        raise ConfigError(f"{variable}={path} cannot be written in {above}", why=why)
+    if variable == "OUT" and path.is_dir():
+        raise ConfigError(f"OUT={path} is a folder", todo="name a file in it")
 
 
 def write_new(path: Path, data: bytes) -> None:

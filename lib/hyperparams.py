@@ -20,7 +20,17 @@ from lib.plan.fitting import MemoryEstimator
 from lib.plan.numerics import choose_compile
 from lib.plan.placement import Placement, identical_devices, place
 from lib.plan.tables import MODELS
-from lib.plan.types import Decision, Device, DeviceName, ForeignConfig, Hardware, Kind, ModelFacts, Plan
+from lib.plan.types import (
+    STATIC_SHAPES,
+    Decision,
+    Device,
+    DeviceName,
+    ForeignConfig,
+    Hardware,
+    Kind,
+    ModelFacts,
+    Plan,
+)
 from lib.units import GB
 
 if TYPE_CHECKING:
@@ -200,7 +210,7 @@ def _hardware(requested: Config | ForeignConfig, *, gpu_info: GpuInfo | None) ->
 
 def _rationale(decided: Plan, model: str, *, placement: Placement) -> str:
     free_gb, total_gb = placement.free_bytes / GB, placement.total_bytes / GB
-    unit = {"cpu": "CPU", "xla": "XLA", "tpu": "TPU"}.get(decided.device, "GPU")
+    unit = decided.device.upper() if decided.device in ("cpu", *STATIC_SHAPES) else "GPU"
     devices, is_even = decided.layout.devices, decided.last_micro_batch == decided.micro_batch
     last = "" if is_even else f", last micro-batch {decided.last_micro_batch}"
     return (

@@ -15,11 +15,21 @@ from lib.atomic import write_text
 from lib.config import Config, config_from_values
 from lib.devices.accelerators import launch_command
 from lib.devices.probe import probe
-from lib.distributed.job_specs import CLUSTERS, FIRST, PORT, RUNS, Job, batch_script, job_file, missing
+from lib.distributed.job_specs import (
+    CLUSTERS,
+    ENVIRONMENT,
+    FIRST,
+    PORT,
+    RUNS,
+    Job,
+    batch_script,
+    job_file,
+    missing,
+    requested_slice,
+)
 from lib.distributed.rendezvous import Rendezvous, check_shares, rendezvous_of, torchrun_options
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.plan.placement import check_machines, place
-from lib.plan.tpus import slice_of
 from lib.plan.types import STATIC_SHAPES, Kind
 from lib.runs.identity import identity
 
@@ -132,16 +142,13 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
     if unset:
         of = f" TO={to}" if to else ""
         raise ConfigError(f"make emit{of} needs {'; '.join(unset)}", why="only you can know that")
-    tpu = slice_of(given["accelerator"].lower()) if config.device in STATIC_SHAPES else None
-    devices = config.num_devices or (tpu.devices if tpu else 1)
-    processes = _processes_on(devices, config)
-    rendezvous = _rendezvous(config, f"{FIRST}:{PORT}")
-    if tpu and (to == "ray" or rendezvous is not None or devices not in (1, tpu.devices)):
-        raise ConfigError(
-            f"make emit TO={to} is not possible for {tpu.devices} TPUs",
-            why="TPU jobs are for Kubernetes or SkyPilot, on one host, with all of a slice or one device",
-            todo=f"set TO=skypilot, CONFIG_DIST_NNODES=1 and CONFIG_NUM_DEVICES={tpu.devices}",
+    rendezvous, whole = _rendezvous(config, f"{FIRST}:{PORT}"), None
+    if config.device in STATIC_SHAPES:
+        several = rendezvous is not None
+        whole = requested_slice(
+            given["accelerator"], to=to, devices=config.num_devices, several_nodes=several
         )
+    processes = _processes_on(config.num_devices or (whole.devices if whole else 1), config)
     if rendezvous is not None:
         if rendezvous.is_elastic:
             raise ConfigError(
@@ -153,11 +160,11 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
     job = Job(
         name=f"anneal-{name}".replace("_", "-"),
         nodes=rendezvous.min_nodes if rendezvous is not None else 1,
-        gpus=tpu.devices if tpu else config.num_devices if needs_gpus else 0,
+        gpus=whole.devices if whole else config.num_devices if needs_gpus else 0,
         configuration=configuration,
         finds_first=rendezvous is not None and not config.launch.dist_endpoint,
-        tpu=tpu,
-        environment={"PJRT_DEVICE": "TPU"} if config.device == "xla" else {},
+        slice=whole,
+        environment=ENVIRONMENT.get(config.device, {}),
         **given,
     )
     command = _command(config, rendezvous, processes=processes, name=name, runs=Path(RUNS))
@@ -165,7 +172,7 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
 
 
 def _needs_gpus(config: Config) -> bool:
-    """Return True if a job file has to request GPUs or TPUs."""
+    """Return True if a job file has to request accelerators."""
     if config.device == "mps":
         raise ConfigError(
             f"CONFIG_DEVICE_{config.device.upper()}=y is not for make emit",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import starmap
 from pathlib import Path
 
+from lib.atomic import check_writable
 from lib.errors import ConfigError, run_main
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
@@ -32,6 +33,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="page to write; default: compare.html in the folder of runs")
     parser.add_argument("names", metavar="RUNS", nargs="?", default="", help="runs, separated by spaces")
     options = parser.parse_args()
+    path = options.out or options.runs / "compare.html"
+    check_writable(path, "OUT")
     runs = selected(options.runs, options.names, options.where)
     rows = [read_row(run, os.path.relpath(run.path, options.runs)) for run in runs]
     of_one_model = len({run.model for run in runs}) == 1
@@ -41,7 +44,6 @@ def main() -> int:
     head, *cells = zip(*columns(rows), strict=True)
     first = section("Runs", table("Selected runs", head, cells))
     print(as_text([first, *different]))
-    path = options.out or options.runs / "compare.html"
     write_page(
         path,
         title=f"{len(runs)} runs compared",

@@ -116,6 +116,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.tolerance is not None and not options.reference:
         raise ConfigError("TOLERANCE= needs a comparison", todo="give REFERENCE=, too")
+    if options.out:
+        atomic.check_writable(options.out, "OUT")
     reference = _reference(options.runs, options.reference, column=options.column)
     column = options.column or (reference.column if reference else "")
     curve = _curve(resolve_run(options.runs, options.run), column=column)

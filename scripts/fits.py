@@ -36,7 +36,7 @@ from lib.plan.fitting import GAPS, largest_fitting, split_under
 from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.sharding import shares
-from lib.plan.types import Device, Kind, Layout, Precision
+from lib.plan.types import STATIC_SHAPES, Device, Kind, Layout, Precision
 from lib.units import aligned, bytes_text, columns, range_text, whole_number
 from train.planning.memory_estimate import with_gaps
 
@@ -127,7 +127,9 @@ def main() -> int:
     request = Request(**given, precision=precision, checkpoint=options.checkpoint == "y")
     price_of(options.price, None)  # before what takes long
     machines = [(name, parse_gpu(name)) for name in machine_names(options.gpu)]
-    machines = [(name, each) for name, each in machines if each.kind != "tpu" and len(each.devices) == 1]
+    machines = [
+        (name, each) for name, each in machines if each.kind not in STATIC_SHAPES and len(each.devices) == 1
+    ]
     if not machines:
         raise ConfigError(
             f"GPU={options.gpu} is not one GPU", todo="name one; the table says how many it takes"

@@ -162,6 +162,8 @@ function unused(name, key,    hint, users) {
 }
 
 function check_value(name, value) {
+	# Python's argparse takes it for the end of the options, also behind an equals sign.
+	if (value == "--") refuse(name "=-- is no value; two dashes alone end the options of a program")
 	if (form[name] == "" && value == "") refuse(name "= is empty; give it a value, or leave it out")
 	if (form[name] ~ /^[0-9]/ && value != "" && index("," form[name] ",", "," value ",") == 0)
 		refuse(name == "V" ? "V is 1 to show commands and origins, or 0" : name " is 1, or left out")

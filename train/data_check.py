@@ -18,13 +18,13 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lib import atomic, kconf, units
+from lib.atomic import check_writable
 from lib.config import config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, Part, TextClassSpec
 from lib.data.types import Indices, TableClassSpec, TableLabelsSpec, TableSpec, TokenTagSpec, row_text
 from lib.errors import ConfigError
 from lib.plugins import DATASETS
 from lib.tiers import with_tier
-from train.predict import check_writable
 from train.record import log
 from train.training_data import open_configured
 

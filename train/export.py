@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
+from lib.atomic import check_writable
 from lib.config import Config
 from lib.data.datasets.tabular.data import encoded
 from lib.data.datasets.tabular.table_files import Table
@@ -44,7 +45,7 @@ from train.export_card import (
     facts_of,
 )
 from train.job import Job, evaluate, evaluated_weights
-from train.predict import check_writable, outputs_of
+from train.predict import outputs_of
 from train.record import format_evaluation, log
 from train.stored_run import Restored, restore
 from train.tasks.base import Answers, answers_of
@@ -139,11 +140,9 @@ def _check_request(layout: str, directory: Path) -> None:
         raise ConfigError(f"FORMAT={layout} is not a format", todo=f"there are {', '.join(FORMATS)}")
     for package in FORMATS[layout]:
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"the package {package} is not installed",
-                why=f"it is an extra: FORMAT={layout} needs it",
-                todo=f"install it, for example with .venv/bin/pip install {' '.join(FORMATS[layout])}",
-            )
+            why = f"it is an extra: FORMAT={layout} needs it"
+            todo = f"install it, for example with .venv/bin/pip install {' '.join(FORMATS[layout])}"
+            raise ConfigError(f"the package {package} is not installed", why=why, todo=todo)
     check_writable(directory / "model", "DIRECTORY")
     check_replaceable(directory, layout)
 

@@ -19,7 +19,7 @@ from lib.data.datasets.chat.templates import PlainTemplate, template_of
 from lib.data.types import Dataset, ImageSpec
 from lib.errors import ConfigError
 from lib.runs import metrics
-from lib.runs.identity import source_of_base
+from lib.runs.identity import EXPORTED, source_of_base
 from lib.runs.metrics import NOT_METRICS
 from train.stored_run import Restored
 from train.training_data import evaluation_part
@@ -62,7 +62,7 @@ def check_replaceable(directory: Path, layout: str) -> None:
     """Raise ConfigError for a folder with files that are not of an earlier export in the same format."""
     files = sorted(each.name for each in directory.glob("[!.]*"))
     try:
-        earlier = json.loads((directory / "model.json").read_bytes())["format"]
+        earlier = json.loads((directory / EXPORTED).read_bytes())["format"]
     except (OSError, ValueError, KeyError, TypeError):
         # It is no file of an export.
         earlier = None

@@ -160,10 +160,11 @@ def _smaller_plan(job: Job, reason: str) -> Plan:
 def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
     """Compute the gradients of a step, one micro-batch after the other; yield the sums of each."""
     plan, backend = job.plan, job.backend
-    # Each rank scales by the nominal count, and ranks are averaged: together the sum over all
-    # ranks divided by that count. If the task counts something else, _rescale corrects it.
+    # Each rank scales by the nominal count, and ranks are averaged, or pipelines summed: together the
+    # sum over all ranks divided by that count. If the task counts something else, _rescale corrects it.
     # The factor is the gradient of the sum, which saves a multiplication and its derivative.
-    scale, replica = plan.layout.replicas / _nominal_count(job), plan.layout.replica_of(backend.rank)
+    averaged = plan.layout.replicas if job.pipeline is None else 1
+    scale, replica = averaged / _nominal_count(job), plan.layout.replica_of(backend.rank)
     rows, sizes = plan.micro_batches_of(replica)
     firsts, offset = [*itertools.accumulate(sizes[:-1], initial=sum(plan.shares[:replica]))], 0
     if job.train_loader.by_length:
@@ -175,7 +176,6 @@ def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
     )
     if job.pipeline is not None:
         numbers = [progress.step * plan.effective_batch + first for first in firsts]
-        scale /= plan.layout.replicas  # pipelines sum their gradients
         yield from job.pipeline.train(list(zip(batches, numbers, strict=True)), job.task, scale=scale)
         return
     for number, batch in enumerate(batches, start=1):

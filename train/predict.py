@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,17 +168,7 @@ def _check_out(out: Path, inputs: Sequence[str]) -> None:
         raise ConfigError(f"OUT={out} is of no known format", todo=f"end its name in {', '.join(SUFFIXES)}")
     if any(Path(each).resolve() == out.resolve() for each in inputs):
         raise ConfigError(f"OUT={out} is an input", todo="name another file")
-    check_writable(out, "OUT")
-
-
-def check_writable(path: Path, variable: str) -> None:
-    """Raise ConfigError if the file or new folder `path` cannot be made."""
-    above = next(each for each in path.absolute().parents if os.path.lexists(each))
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = "it is no folder that you can write to"
-        raise ConfigError(f"{variable}={path} cannot be written in {above}", why=why)
-    if variable == "OUT" and path.is_dir():
-        raise ConfigError(f"OUT={path} is a folder", todo="name a file in it")
+    atomic.check_writable(out, "OUT")
 
 
 def _text(found: Predictions, suffix: str) -> str:

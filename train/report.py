@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from lib.atomic import check_writable
 from lib.errors import ToolkitError
 from lib.reports.page import Section
 from lib.reports.run_report import run_note, store_findings, stored_findings, write_report
@@ -18,6 +19,8 @@ def report(name: str, *, root: Path, runs: Path, out: Path | None) -> int:
 
     The folder of a scaling sweep in place of a name has a report, too.
     """
+    if out is not None:
+        check_writable(out, "OUT")
     if name and (Path(name) / PLAN).is_file():
         with importing():
             from lib.scaling.experiments import PAGE, ScalingExperiments

@@ -73,7 +73,7 @@ class StopRequest:
         self.signal = number
         if self._announce:  # a stream may be in the middle of a write, a file descriptor cannot
             with contextlib.suppress(OSError):
-                os.write(2, b"\nstopping after this step; SIGINT now ends at once\n")
+                os.write(2, b"\nstopping after this step; Ctrl-C again ends at once\n")
         signal.signal(signal.SIGINT, self._previous.pop(signal.SIGINT))
 
 

@@ -82,8 +82,8 @@ def _stored_dtype(spec: Spec) -> str:
 
 
 def unlabelled(inputs: npt.NDArray[Any]) -> ArrayPart:
-    """Return a part of `inputs` whose targets are not known: zeros, which nothing may read."""
-    return ArrayPart(inputs, np.zeros(len(inputs), np.int64))
+    """Return a part of `inputs` whose targets are not known: one zero for all, which nothing may read."""
+    return ArrayPart(inputs, np.broadcast_to(np.int64(0), (len(inputs),)))
 
 
 def split_inputs(text: str) -> list[str]:
@@ -112,7 +112,12 @@ def read_inputs(
     if isinstance(given, Mapping):
         columns = {name: [_cell(value, name) for value in column] for name, column in given.items()}
         return _split(_from_table(Table(Path("table"), columns, ""), dataset, log), rows)
-    paths = [str(path) for path in ([given] if isinstance(given, str | Path) else given)]
+    listed: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
+    if wrong := [each for each in listed if not isinstance(each, str | Path)]:
+        what = f"inputs of type {type(wrong[0]).__name__} cannot be predicted"
+        todo = "give a list of names, a numpy array (of a tensor: .numpy()), or columns as a dict of lists"
+        raise ConfigError(what, todo=todo)
+    paths = [str(path) for path in listed]
     if not paths:
         raise ConfigError("there is nothing to predict", todo="name files by INPUT=")
     if len(spec.input_shape) == 3:

@@ -19,7 +19,7 @@ import yaml
 
 from lib.config import LaunchOptions
 from lib.errors import ConfigError, Suspended
-from lib.plan.tpus import Slice
+from lib.plan.tpus import Slice, slice_of
 
 PORT = 29500
 RUNS = "/runs"  # mount point of the storage on each node
@@ -140,7 +140,7 @@ class Job:
     image:         container image whose working directory is this source tree, with its requirements.
     storage:       storage for the directory of runs, shared by all nodes, in the cluster's terms.
     accelerator:   the cluster's name of a GPU, or the name of a TPU slice; "" without either.
-    tpu:           the slice, where TPUs are requested.
+    slice:         where TPUs are requested.
     environment:   variables of the training process.
     """
 
@@ -152,8 +152,27 @@ class Job:
     image: str
     storage: str
     accelerator: str
-    tpu: Slice | None = None
+    slice: Slice | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+# Variables that a job needs, by CONFIG_DEVICE.
+ENVIRONMENT: Mapping[str, Mapping[str, str]] = {"xla": {"PJRT_DEVICE": "TPU"}}
+
+
+def requested_slice(name: str, *, to: str, devices: int, several_nodes: bool) -> Slice:
+    """Return the TPU slice `name` of a job; devices: of its node that train, 0 for all.
+
+    Raises ConfigError for an unknown name, and for a job that cannot have a slice.
+    """
+    found = slice_of(name.lower())
+    if to == "ray" or several_nodes or devices not in (0, 1, found.devices):
+        raise ConfigError(
+            f"make emit TO={to} is not possible for {found.devices} TPUs",
+            why="TPU jobs are for Kubernetes or SkyPilot, on one host, with all of a slice or one device",
+            todo=f"set TO=skypilot, CONFIG_DIST_NNODES=1 and CONFIG_NUM_DEVICES={found.devices}",
+        )
+    return found
 
 
 def job_file(job: Job, *, to: str, command: str) -> str:
@@ -170,7 +189,7 @@ def job_file(job: Job, *, to: str, command: str) -> str:
         f"# Use it by: {cluster['usage']}\n"
         f"# python -m train is equivalent on each node to: {command}\n"
     )
-    heading += "# Experimental, never run on TPU hardware.\n" if job.tpu else ""
+    heading += "# Experimental, never run on TPU hardware.\n" if job.slice else ""
     return heading + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110)
 
 
@@ -196,14 +215,14 @@ def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
 def _check(job: Job, to: str) -> None:
     cluster = CLUSTERS[to]
     expected = {"IMAGE": (job.image, _IMAGE, _IMAGE_MEANS), "STORAGE": (job.storage, *cluster["storage"])}
-    if job.gpus and not job.tpu:
+    if job.gpus and not job.slice:
         expected["ACCELERATOR"] = (job.accelerator, *cluster["accelerator"])
-    elif job.accelerator and not job.tpu:
+    elif job.accelerator and not job.slice:
         raise ConfigError(
             f"ACCELERATOR={job.accelerator} is not used by CONFIG_DEVICE_CPU=y",
             todo="leave it out, or set CONFIG_DEVICE_CUDA=y",
         )
-    if not job.tpu and re.match("tpu|google.com/tpu", job.accelerator.lower()):
+    if not job.slice and re.match("tpu|google.com/tpu", job.accelerator.lower()):
         raise ConfigError(
             f"ACCELERATOR={job.accelerator} would not be used",
             why="only CONFIG_DEVICE_TPU=y and CONFIG_DEVICE_XLA=y train on TPUs",
@@ -228,7 +247,7 @@ def _values(job: Job, cluster: Mapping[str, Any]) -> dict[str, Any]:
     """Return what "@name" stands for in the templates; None removes the field."""
     rendezvous = _RENDEZVOUS.format(**cluster, port=PORT) if job.finds_first else ""
     # SkyPilot counts slices, which have their size in their name.
-    accelerators = f"{job.tpu.accelerator}:1" if job.tpu else f"{job.accelerator}:{job.gpus}"
+    accelerators = f"{job.slice.accelerator}:1" if job.slice else f"{job.accelerator}:{job.gpus}"
     exports = "".join(f"export {name}={value}\n" for name, value in job.environment.items())
     start = {"configuration": job.configuration.rstrip(), "rendezvous": rendezvous + exports, "runs": RUNS}
     script = _template("start.sh", start)
@@ -244,10 +263,10 @@ def _values(job: Job, cluster: Mapping[str, Any]) -> dict[str, Any]:
         "kubernetes_script": script.replace("$", "$$"),  # Kubernetes would expand $(NAME)
         "driver": shlex.join(driver),
         "address": [pod_ip] if job.finds_first else None,
-        "limits": {"limits": {"google.com/tpu" if job.tpu else job.accelerator: job.gpus}}
+        "limits": {"limits": {"google.com/tpu" if job.slice else job.accelerator: job.gpus}}
         if job.gpus
         else None,
-        "node_labels": job.tpu.node_labels if job.tpu else None,
+        "node_labels": job.slice.node_labels if job.slice else None,
         "accelerators": accelerators if job.gpus else None,
         # The only mode that allows appending, which the files of a run need.
         "bucket": {RUNS: {"source": job.storage, "mode": "MOUNT_CACHED"}} if bucket else None,

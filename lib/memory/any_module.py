@@ -137,6 +137,10 @@ def estimate(
     if precision not in get_args(AnyPrecision):
         known = ", ".join(get_args(AnyPrecision))
         raise ConfigError(f"precision={precision!r} is not predicted for", todo=f"use one of {known}")
+    for name, value in {"model": model, "optimizer": optimizer, "loss": loss or _loss_of}.items():
+        if not callable(value):
+            todo = "optimizer=torch.optim.AdamW, and loss=lambda output: ..., are such"
+            raise ConfigError(f"{name}={value!r} is not a function", todo=todo)
     specs, dtype = _specs_of(inputs), _TRUE.get(precision)
     live = LiveBytes(granularity=1 if device == "cpu" else CUDA_GRANULARITY)
     with _simulation(device):
@@ -317,17 +321,16 @@ def _explained() -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        where = next(
-            frame for frame in reversed(frames) if not frame.f_code.co_filename.startswith(_NOT_THEIRS)
-        )
-        seen = [frame.f_locals.get("self") for frame in frames[: frames.index(where) + 1]]
-        modules = [module for module in seen if isinstance(module, nn.Module)]
+        theirs = [frame for frame in frames if not frame.f_code.co_filename.startswith(_NOT_THEIRS)]
+        to_it = frames[: frames.index(theirs[-1]) + 1] if theirs else []
+        where = f"{to_it[-1].f_code.co_filename}:{to_it[-1].f_lineno}" if to_it else "the backward pass"
+        modules = [each for frame in to_it if isinstance(each := frame.f_locals.get("self"), nn.Module)]
         what = ""
         if modules:
             path = {id(module): path for path, module in modules[0].named_modules()}.get(id(modules[-1]))
             what = f"{path or 'the model'} ({type(modules[-1]).__name__}), "
         raise ConfigError(
-            f"{what}{where.f_code.co_filename}:{where.f_lineno} depends on the values of a tensor",
+            f"{what}{where} depends on the values of a tensor",
             why=f"{error.func} has no result without them",
             todo="let it take the same branch and size for all values",
         ) from error

@@ -35,7 +35,8 @@ def attention_on_cuda(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
     half = query.dtype in (torch.bfloat16, torch.float16)
-    if attn_mask is None and half and query.shape[-1] <= _FLASH_WIDTH:
+    flash_width = query.shape[-1] == value.shape[-1] <= _FLASH_WIDTH
+    if attn_mask is None and half and flash_width:
         return _Flash.apply(query, key, value, options)  # type: ignore[no-any-return, no-untyped-call]
     if enable_gqa and query.shape[1] != key.shape[1]:
         kept = torch.ops.aten._scaled_dot_product_attention_math

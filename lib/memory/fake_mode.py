@@ -78,6 +78,10 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
                 raise RuntimeError(f"{func} of {left.dtype} {left.shape} and {right.dtype} {right.shape}")
             with self:
                 return _create_grouped_mm_output_tensor(left, right, offsets, left.dtype)  # type: ignore[no-untyped-call]
+        if func is torch.ops.aten.index.Tensor:  # masks of NumPy say how much they take
+            real = {n for n, each in enumerate(args[1]) if type(each) is Tensor and each.dtype is torch.bool}
+            positions = [each.nonzero().unbind(1) if n in real else [each] for n, each in enumerate(args[1])]
+            args = args[0], [each for of_one in positions for each in of_one]
         return super().dispatch(func, types, args, kwargs)
 
     def _describe(self, key: list[Any], values: Sequence[Any], where: bool) -> bool:

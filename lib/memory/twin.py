@@ -81,7 +81,8 @@ def _deepcopied(tensor: Tensor, memo: dict[int, Any], *, make: Callable[[Tensor]
 class RealConstants(TorchFunctionMode):
     """Mode of a simulation in which small tensors that depend on constants only are real.
 
-    Code may read their values: the drop rates of blocks, say, which timm takes from a linspace.
+    Code may read their values: the drop rates of blocks, say, which timm takes from a linspace. A single
+    number of torch.rand is 1, so that no layer is skipped by chance (LayerDrop): most memory is needed then.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,6 +97,9 @@ class RealConstants(TorchFunctionMode):
             small = sum(each.numel() for each in tensors) <= LARGEST_CONSTANT
         else:
             real, small = func in _CONSTANTS, True
+        if func is torch.rand and (drawn := run()).numel() == 1:
+            with unset_fake_temporarily():
+                return torch.ones(drawn.shape, dtype=drawn.dtype)
         if not (real and small):
             return run()
         with unset_fake_temporarily():

@@ -70,7 +70,7 @@ def widest_dtype(folder: str, files: Sequence[str]) -> torch.dtype:
     """
     try:
         weights = [each for name in files for each in read_safetensors(Path(folder) / name).values()]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
     if others := [str(each.dtype) for each in weights if not each.is_floating_point()]:

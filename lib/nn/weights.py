@@ -40,15 +40,19 @@ def read_weights(found: WeightFiles) -> dict[str, Tensor]:
         return _of_checkpoint(found, *found.checkpoint)
     tensors: dict[str, Tensor] = {}
     for file in found.files:
-        read = read_safetensors if kind_of(file) == "safetensors" else _read_torch
-        try:
-            tensors |= read(file)
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
-            why = " ".join(str(error).split())[:200] or type(error).__name__
-            raise ConfigError(
-                f"{OPTION}={file} is damaged", why=why, todo="copy it again, or write it in float32"
-            ) from error
+        if kind_of(file) == "safetensors":
+            try:
+                tensors |= read_safetensors(file)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise _damaged(file, error) from error
+        else:
+            tensors |= _read_torch(file)
     return tensors
+
+
+def _damaged(file: Path, error: Exception) -> ConfigError:
+    why = " ".join(str(error).split())[:200] or type(error).__name__
+    return ConfigError(f"{OPTION}={file} is damaged", why=why, todo="copy it again, or write it in float32")
 
 
 def _of_checkpoint(source: WeightFiles, folder: Path, step: int) -> dict[str, Tensor]:
@@ -65,15 +69,21 @@ def _of_checkpoint(source: WeightFiles, folder: Path, step: int) -> dict[str, Te
 def read_safetensors(file: Path) -> dict[str, Tensor]:
     """Read a file of the safetensors format: length of the header in 8 bytes, header in JSON, raw numbers.
 
-    Tensors are mapped. Raises OSError, ValueError or KeyError for a damaged file.
+    Tensors are mapped. Raises ValueError for a damaged file, OSError or RuntimeError where it cannot be read.
     """
     size_bytes, (start, header) = file.stat().st_size, _header(file)
     header.pop("__metadata__", None)
     data, tensors = torch.from_file(str(file), shared=False, size=size_bytes, dtype=torch.uint8), {}
     for name, entry in header.items():
-        (first, last), shape, dtype = entry["data_offsets"], entry["shape"], _DTYPES.get(entry["dtype"])
+        match entry:
+            case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(first), int(last)]}:
+                dtype = _DTYPES.get(kind)
+            case _:
+                raise ValueError(f"{name} is without type, shape or place")
         if dtype is None:
-            raise ValueError(f"{name} has the unknown type {entry['dtype']}")
+            raise ValueError(f"{name} has the unknown type {kind}")
+        if not all(isinstance(length, int) and length >= 0 for length in shape):
+            raise ValueError(f"{name} has the shape {shape}")
         if not 0 <= first <= last <= size_bytes - start or last - first != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{name} is not within its {size_bytes:,} bytes")
         part = data[start + first : start + last]
@@ -89,10 +99,12 @@ def stored_dtypes(file: Path) -> set[torch.dtype | None]:
 
 
 def _header(file: Path) -> tuple[int, dict[str, Any]]:
-    """Return where the numbers of a safetensors file start, and its header."""
+    """Return where the numbers of a safetensors file start, and its header. Raises OSError, ValueError."""
     with file.open("rb") as opened:
         start = 8 + int.from_bytes(opened.read(8), "little")
         header: dict[str, Any] = json.loads(opened.read(start - 8))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
     return start, header
 
 
@@ -107,6 +119,8 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
     todo = f"save the weights alone: torch.save(model.state_dict(), {file.name!r})"
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
+        raise _damaged(file, error) from error  # torch lets pass whatever its reader runs into
     except pickle.UnpicklingError as error:
         why = "it holds more than tensors and numbers, and code of a file is not run"
         raise ConfigError(f"{OPTION}={file} cannot be used", why=why, todo=todo) from error

@@ -90,8 +90,8 @@ def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) 
     gaps = parts.pop(GAPS, 0)
     peak = sum(parts.values())
     factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if step.compile else 1.0)
-    # Main memory is shared with other programs, and what XLA keeps has not been measured, hence the
-    # margin. A GPU has a context instead, and libraries that need workspace.
+    # Main memory is shared with other programs, and what a compiler of whole steps keeps has not been
+    # measured, hence the margin. A GPU has a context instead, and libraries that need workspace.
     shared = step.device not in OWN_MEMORY
     usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
     return Memory(

@@ -20,6 +20,8 @@ ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {
 }
 TPU = "TPU"  # torch_xla's device name; torch_tpu appends the generation
 NAMES: dict[Kind, str] = {"xla": "XLA devices", "tpu": "TPUs"}
+STEP_COMPILER = "XLA"  # of STATIC_SHAPES
+OWN_STATISTICS: tuple[Kind, ...] = ("xla",)  # whose processes do not share running statistics
 EXPERIMENTAL_XLA = "; EXPERIMENTAL, never run on TPU hardware"
 
 
@@ -77,6 +79,11 @@ def place(config: ConfigView, hardware: Hardware) -> Placement:
         per_node=hardware.per_node,
         host_free_bytes=hardware.host_free_bytes,
     )
+
+
+def by_requested_backend(hardware: Hardware, *, device: str) -> Hardware:
+    """Return `hardware` as the backend of CONFIG_DEVICE sees it: a named TPU may be used by torch_xla."""
+    return replace(hardware, kind="xla") if (device, hardware.kind) == ("xla", "tpu") else hardware
 
 
 def refuse_static_shapes(kind: Kind, *, what: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lib.plan.fitting import NoRoomError, Split, StepSettings
 from lib.plan.numerics import precision_problem
-from lib.plan.placement import Placement
+from lib.plan.placement import STEP_COMPILER, Placement
 from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, ConfigView, Memory, ModelFacts, Plan
 from lib.plugins import MODELS
 from lib.units import bytes_text, value_text
@@ -132,8 +132,8 @@ def offload_note(config: ConfigView, placement: Placement) -> str:
         return ""
     if placement.device.value in OWN_MEMORY:
         return "; NOTE: the main memory that offloaded activations take is not predicted"
-    on_xla = placement.device.value in STATIC_SHAPES
-    why = "XLA places tensors itself" if on_xla else "the device has no memory of its own"
+    compiled = placement.device.value in STATIC_SHAPES
+    why = f"{STEP_COMPILER} places tensors itself" if compiled else "the device has no memory of its own"
     return f"; NOTE: CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"
 
 

@@ -23,7 +23,7 @@ from lib.plan.fitting import (
     split_evenly,
     split_under,
 )
-from lib.plan.placement import Placement
+from lib.plan.placement import STEP_COMPILER, Placement
 from lib.plan.show import (
     format_need,
     no_room,
@@ -90,7 +90,7 @@ class SizingContext:
     def why_one_shape(self) -> str:
         """Reason why smaller micro-batches are padded to the size of the others; "" if they are not."""
         if self.step.device in STATIC_SHAPES:
-            return "XLA"
+            return STEP_COMPILER
         return "torch.compile" if self.step.compile else "stages" * (self.layout.strategy == "pipeline")
 
     @property

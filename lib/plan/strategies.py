@@ -8,7 +8,7 @@ from dataclasses import replace
 from lib.errors import PlanError
 from lib.plan.fitting import WORK, NoRoomError, predicted
 from lib.plan.gpus import MAX_DEVICES, find_gpu
-from lib.plan.placement import NAMES
+from lib.plan.placement import NAMES, OWN_STATISTICS
 from lib.plan.roofline import (
     FLOP_SHARES,
     SHORT_SECONDS,
@@ -102,10 +102,10 @@ def _why_shard(candidate: Candidate) -> str:
 
 
 def _check_running_statistics(context: SizingContext) -> None:
-    several = context.step.device == "xla" and context.placement.world.value > 1
-    if several and context.facts.has_batchnorm and not context.config.norm_batch:
+    apart = context.step.device in OWN_STATISTICS and context.placement.world.value > 1
+    if apart and context.facts.has_batchnorm and not context.config.norm_batch:
         raise PlanError(
-            "CONFIG_NORM_BATCH=0 is not possible on several XLA devices",
+            f"CONFIG_NORM_BATCH=0 is not possible on several {NAMES[context.step.device]}",
             why="each would keep running statistics of its own",
             todo=f"set {norm_batch_remedy(context.config)}, or CONFIG_NUM_DEVICES=1",
         )

@@ -42,6 +42,8 @@ _DIRECTORIES = {
 }
 SOURCE = "source.json"  # beside what make fetch has downloaded: repository, commit, license, sha256 by file
 _SOURCE_KEYS = ("repository", "commit", "license")
+EXPORTED = "model.json"  # of make export, which tells the same of the base
+_EXPORTED_KEYS = ("base_model", "base_commit", "license")
 _END_BYTES = 1 << 16  # at each end of a file of weights, which differ between two trainings
 # Symbol prefixes that identities left out until 0.1.0, when they hashed every symbol of the tree.
 _FORMERLY_EXCLUDED = (*_LAUNCH, "CHECKPOINT_URL", *_GROUPS)
@@ -96,16 +98,16 @@ def weight_facts(in_effect: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def _source(folder: Path) -> dict[str, Any] | None:
-    """Return what make fetch wrote beside the files in `folder`, None where it did not."""
-    if not (file := folder / SOURCE).is_file():
-        return None
-    try:
-        with os_errors("read"):
-            found = json.loads(file.read_bytes())
-    except ValueError:
-        return None  # others may call a file so, too
-    is_ours = isinstance(found, dict) and all(isinstance(found.get(key), str) for key in _SOURCE_KEYS)
-    return found if is_ours else None
+    """Return what make fetch wrote beside the files in `folder`, or make export of their base; else None."""
+    for name, keys in {SOURCE: _SOURCE_KEYS, EXPORTED: _EXPORTED_KEYS}.items():
+        try:
+            with os_errors("read"):
+                found = json.loads((folder / name).read_bytes()) if (folder / name).is_file() else None
+        except ValueError:
+            continue  # others may call a file so, too
+        if isinstance(found, dict) and all(isinstance(found.get(key), str) for key in keys):
+            return found if name == SOURCE else dict(zip(_SOURCE_KEYS, map(found.get, keys), strict=True))
+    return None
 
 
 def source_of_base(run: RunDir) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import fcntl
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,12 @@ class Comparison:
         return [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:count]]
 
     def _train(self, count: int) -> None:
-        missing = [run for pair in self.pairs[:count] for run in pair if self.known(run) is None]
+        named = [
+            replace(run, side=side)
+            for pair in self.pairs[:count]
+            for side, run in zip(("A ", "B "), pair, strict=True)
+        ]
+        missing = [run for run in named if self.known(run) is None]
         if not missing:
             return
         self.log(self.concurrency.choose([run.resolved for run in missing], runs=len(missing)))

@@ -38,6 +38,7 @@ class Run:
     number: int
     settings: Setting
     resolved: kconf.Resolved
+    side: str = ""  # "A " or "B " in the log of a comparison
 
     @property
     def identity(self) -> str:
@@ -129,9 +130,11 @@ def train_all(
             with concurrency.slot():
                 began = time.monotonic()
                 found = _result(run, children, root=root, out=out, concurrency=concurrency, log=log)
-                if found is not None and run.identity in missing:
+                if found is not None and found.seconds_cpu is None:
+                    missing.discard(run.identity)  # found done, or not to be trained now: it took no time
+                elif found is not None and run.identity in missing:
                     took.append(time.monotonic() - began)
-                    if left := len(missing) - len(took) + later:
+                    if (left := len(missing) - len(took) + later) and not children.stopped_by:
                         log(time_left(took, left=left, workers=concurrency.workers))
                 return found
 
@@ -158,7 +161,7 @@ def _result(
 ) -> Result | None:
     """Return the result of a run, trained now unless it is known; None where it was stopped."""
     place = run_folder(run, out)
-    name = f"{run.identity} {format_settings(run.settings)}"
+    name = f"{run.side}{run.identity} {format_settings(run.settings)}"
     if (known := known_result(run, out)) is not None:
         log(f"{name}: already there")
         return known

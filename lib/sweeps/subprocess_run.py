@@ -111,8 +111,12 @@ class Children:
         process.returncode = status = os.waitstatus_to_exitcode(waited)
         if status == Suspended.exit_code and not self.stopped_by:
             self._stop("a signal to one of the runs")
+        if self.stopped_by and -status in _SIGNALS and any(r.status().state == "done" for r in _runs(place)):
+            status = 0  # the signal met it after training, when it was about to end
         reason = _reason(status, log, before_bytes=before_bytes) if status else ""
-        if status == Suspended.exit_code:  # without the hint how to resume a single run
+        if self.stopped_by and -status in _SIGNALS:
+            reason = f"stopped by {signal.Signals(-status).name} before it had anything to save"
+        elif status == Suspended.exit_code:  # without the hint how to resume a single run
             reason = reason.partition(": ")[2].partition(";")[0]
         return ChildRun(
             run=None if status else _done(place),
@@ -127,7 +131,7 @@ class Children:
             # A terminal sends SIGINT to the children, too, and a second one would end them at once.
             count = self._stop(signal.Signals(number).name)
             with contextlib.suppress(OSError):  # a stream may be in the middle of a write
-                os.write(2, b"\nstopping: %d run(s) save and exit; SIGINT kills them\n" % count)
+                os.write(2, b"\nstopping: %d run(s) save and exit; Ctrl-C again kills them\n" % count)
         elif number == signal.SIGINT:
             self._send(signal.SIGKILL)
             raise KeyboardInterrupt

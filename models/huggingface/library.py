@@ -24,11 +24,14 @@ _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn
 
 def configuration(transformers: Any, folder: str) -> Any:
     """Return the configuration in `folder`. Raises ConfigError where transformers does not understand it."""
+    wrong_type = import_extra("huggingface_hub.errors").StrictDataclassError  # no ValueError
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, wrong_type) as error:
         what = f"{folder}/config.json is not understood by transformers {transformers.__version__}"
-        raise ConfigError(what, why=" ".join(str(error).split())[:200]) from error
+        raise ConfigError(
+            what, why=" ".join(str(error).split())[:200], todo="mend or copy it again"
+        ) from error
 
 
 def check_length(theirs: Any, block_size: int, folder: str) -> None:

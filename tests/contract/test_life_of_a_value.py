@@ -17,6 +17,7 @@ from lib.data import restrict
 from lib.data.loader import Batch
 from lib.plan import plan as make_plan
 from lib.plan.types import Plan
+from lib.plugins import TASKS
 from lib.runs.metrics import NOT_METRICS
 from tests.contract.cases import needs_extra
 from tests.support.chats import random_chats
@@ -220,6 +221,11 @@ EVERY = pytest.mark.parametrize(
     ]
     + [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS],
 )
+
+
+@pytest.mark.slow
+def test_every_task_is_among_them() -> None:
+    assert {narrow_config(name).task for name in (*FIRST.values(), *OTHERS)} == {*TASKS.names()}
 
 
 @EVERY

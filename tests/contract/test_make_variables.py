@@ -125,6 +125,12 @@ def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tmp_path: Pa
         assert done.returncode == 0, (target, done.stderr)
 
 
+@pytest.mark.parametrize("command", ["tag TAG=--", "runs WHERE=--", "fits MODEL=--", "ab A=-- B=x"])
+def test_two_dashes_are_refused_before_a_program_stumbles_over_them(make: Make, command: str) -> None:
+    done = make(*command.split())
+    assert (done.returncode, done.calls) == (2, []) and "=-- is no value; two dashes" in done.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -51,7 +51,7 @@ class Hub(BaseHTTPRequestHandler):
             self.answer(json.dumps(tree if "tree" in parts else facts).encode())
         elif parts[:4] == ["me", "tiny", "resolve", COMMIT]:
             content = FILES["/".join(parts[4:])]
-            digest = hashlib.sha256(content).hexdigest()
+            digest = sha256(content)
             content = content[:-1] + b"x" if self.corrupt else content
             self.answer(content, {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT})
         else:
@@ -80,7 +80,7 @@ def siblings() -> list[dict[str, Any]]:
 
 def of_lfs(sibling: dict[str, Any]) -> dict[str, Any]:
     content = FILES[sibling["rfilename"]]
-    facts = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+    facts = {"sha256": sha256(content), "size": len(content), "pointerSize": 130}
     facts |= {"oid": facts["sha256"]}
     return {"lfs": facts} if sibling["rfilename"].endswith((".safetensors", ".bin")) else {}
 

@@ -44,7 +44,7 @@ class FakeTraining:
         results = []
         for run in runs:
             seed = int(run.settings["SEED"])
-            self.trained.append(f"{'AB'[run.number]}{seed}")
+            self.trained.append(f"{run.side.strip()}{seed}")
             value = 0.9 + run.number * (self.gain + 0.001 * seed)
             reason = "it fell over" if seed == self.failing else ""
             metrics = {"accuracy": value, "loss": 1 - value, "samples": 4000.0}

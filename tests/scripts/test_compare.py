@@ -12,9 +12,10 @@ from lib.plan.types import fixed_plan
 from lib.reports.page import render, section, table
 from lib.runs.directory import RunDir
 from lib.runs.index import read_runs
-from scripts import compare
+from scripts import compare, curve
 from scripts.compare import MOST_RUNS
 from tests.support.reported import reported_run, write_rows
+from train.report import report
 
 NAMES = ("one", "two")
 
@@ -45,6 +46,21 @@ def test_runs_by_a_condition(
     page = (tmp_path / "out" / "page.html").read_text()
     assert [run.name in page for run in runs] == [False, True, True]
     assert str(tmp_path / "out" / "page.html") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["compare", "curve", "report"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "file").touch()
+    for out, told in ((tmp_path, "is a folder; name a file in it"), (tmp_path / "file" / "x", "cannot be")):
+        arguments = [command, "--runs", str(tmp_path), f"--out={out}"]  # there is no run, which is told later
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(ConfigError, match=told):
+            if command == "report":
+                report("", root=tmp_path, runs=tmp_path, out=out)
+            else:
+                {"compare": compare, "curve": curve}[command].main()
 
 
 def test_runs_of_a_sweep_have_names_that_runs_and_report_take(

@@ -106,7 +106,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         contents(header({"a": {**NO, "shape": [3]}}, data=bytes(8))),
         "is damaged: a is not within",
     ),
-    "no shape": (contents(header({"a": {"dtype": "F32"}}, data=bytes(8))), "is damaged: 'data_offsets'"),
+    "no shape": (contents(header({"a": {"dtype": "F32"}}, data=bytes(8))), "is damaged: a is without type"),
+    "a list": (contents(header({"a": [1]}, data=bytes(8))), "is damaged: a is without type, shape or place"),
+    "no place": (contents(header({"a": {**NO, "data_offsets": [0]}})), "damaged: a is without type, shape"),
+    "no length": (contents(header({"a": {**NO, "shape": [-1, 0]}})), r"damaged: a has the shape \[-1, 0\]"),
     "unknown type": (
         contents(header({"a": {**NO, "dtype": "F4"}})),
         "a has the unknown type F4; .* write it in float32",

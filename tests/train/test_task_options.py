@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lib import kconf
 from lib.config import config_from_values
+from lib.data.inputs import unlabelled
+from lib.data.types import Dataset, ImageSpec
 from lib.errors import ConfigError
+from train.tasks.base import check_figures
 from train.training_data import open_to_train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,6 +186,20 @@ def test_a_fault_in_a_file_is_named_with_its_place(
 
 @pytest.mark.slow
 def test_one_class_alone_has_no_area_under_a_curve(tmp_path: Path) -> None:
-    file = "\n".join(["x,l1,l2", *(f"{row},0,1" for row in range(60))])
-    line = refusal(tmp_path, "table", {"METRICS": "roc_auc"}, file=file)
+    (tmp_path / "one.csv").write_text("\n".join(["x,l1,l2", *(f"{row},0,1" for row in range(60))]))
+    other = {"TABULAR_VALIDATION_OTHER": "y", "TABULAR_VALIDATION_FILE": "one.csv"}
+    line = refusal(tmp_path, "table", {"METRICS": "roc_auc", **other})
     assert "roc_auc needs more than one class" in line and "have the same targets" in line
+
+
+def test_metrics_are_not_refused_where_targets_are_not_known() -> None:
+    """Predicting and exporting open no data: each part is blank then."""
+    resolved = kconf.load(
+        root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides={"CONFIG_METRICS": "roc_auc"}
+    )
+    spec = ImageSpec(
+        name="digits", channels=1, height=28, width=28, classes=10, mean=(0.5,), std=(0.5,), synthetic=True
+    )
+    for size in (1, 2):
+        blank = unlabelled(np.zeros((size, 1, 28, 28), np.uint8))
+        check_figures(config_from_values(resolved.values), Dataset(spec, blank, blank, "none"))

@@ -23,7 +23,7 @@ from lib.hyperparams import apply_hyperparams
 from lib.plan.cost import LIST, NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
 from lib.plan.fitting import NoRoomError, predicted, step_settings
 from lib.plan.gpus import machine_names, parse_gpu
-from lib.plan.placement import of_all_nodes, place
+from lib.plan.placement import STEP_COMPILER, by_requested_backend, of_all_nodes, place
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import LAUNCH_SECONDS, StepTime
 from lib.plan.show import format_need, show
@@ -44,9 +44,9 @@ from train.record import log
 from train.training_data import TrainingData, describe_training_data, make_training_data
 
 UNBOUNDED = 10**6  # columns if the output is no terminal
-XLA_MEMORY = (
-    "memory counts tensors of eager execution: what XLA fuses, pads and keeps was not measured, and a fifth "
-    "of the memory is left free for it"
+UNMEASURED = (
+    f"memory counts tensors of eager execution: what {STEP_COMPILER} fuses, pads and keeps was not measured, "
+    "and a fifth of the memory is left free for it"
 )
 
 
@@ -171,8 +171,7 @@ def look_ahead(
     measured: a measurement made there. alternatives: also try changes that need less memory, which
     doubles the time. price: value of PRICE=.
     """
-    if config.device == "xla" and hardware.kind == "tpu":  # a named one, by torch_xla
-        hardware = dataclasses.replace(hardware, kind="xla")
+    hardware = by_requested_backend(hardware, device=config.device)
     config, hardware = _on_all_nodes(config, hardware)
     predict, probed = memory_traces.predictor(hardware), measured.probed if measured is not None else None
     options: dict[str, Any] = {"predict": predict, "probed": probed}
@@ -316,7 +315,7 @@ def _methods(outlook: Outlook) -> str:
         return f"Basis: micro-batch {origin}; memory and work predicted"
     figures = f"figures of the device: {outlook.gpu_origin}"
     if outlook.plan.device in STATIC_SHAPES:
-        figures += f"; {XLA_MEMORY}"
+        figures += f"; {UNMEASURED}"
     return f"Basis: micro-batch {origin}; memory and work predicted; times estimated; {figures}"
 
 

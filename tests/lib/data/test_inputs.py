@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lib.data.inputs import read_inputs
 from lib.data.tokenizers import ByteTokenizer
@@ -18,6 +20,19 @@ SPECS: tuple[Spec, ...] = (
     TableClassSpec(name="t", columns=(Column(name="x"),), classes=2),
     TextClassSpec(name="s", classes=2, vocab_size=257, block_size=8, pad=256),
 )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [(torch.zeros(2, 3), "Tensor"), ({1, 2}, "set"), (["a.csv", 3], "int"), (None, "NoneTy")],
+)
+def test_other_types_than_names_and_arrays_are_refused(spec: Spec, given: Any, named: str) -> None:
+    none = ArrayPart(np.zeros((1, 8), np.int64), np.zeros(1, np.int64))
+    with pytest.raises(
+        ConfigError, match=f"inputs of type {named}.* cannot be predicted; give a list of names"
+    ):
+        read_inputs(given, Dataset(spec, none, none, "", ByteTokenizer()), rows=8, log=print)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)

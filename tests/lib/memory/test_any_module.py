@@ -250,27 +250,6 @@ def test_a_function_that_depends_on_values_of_weights_is_named_with_its_line() -
         estimate(build, (2, 4))
 
 
-class Constants(nn.Module):
-    """Its structure comes from values of constants, its branch from a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        rates = [rate.item() for rate in torch.linspace(0, 0.2, 3)]
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout(rate)) for rate in rates))
-        self.norm = nn.BatchNorm1d(4, momentum=None)  # torch reads its count
-        self.register_buffer("ready", torch.tensor(True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        sizes = torch.tensor([1, 3]).tolist()
-        first, second = (self.norm(self.layers(x)) if self.ready else x).split(sizes, dim=1)
-        return first * second
-
-
-@pytest.mark.slow
-def test_constants_may_be_read() -> None:
-    assert same(estimate(Constants, (8, 4)), estimate(Constants(), (8, 4)))
-
-
 class OwnAutocast(nn.Module):
     def __init__(self, **region: Any) -> None:
         super().__init__()

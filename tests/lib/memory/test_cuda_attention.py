@@ -66,3 +66,14 @@ def test_flash_reads_shared_keys_as_they_are_and_expands_their_gradients() -> No
 def test_without_flash_shared_keys_are_repeated_and_all_pairs_kept() -> None:
     assert max(attend(1, torch.float32)[0]) < ALL_PAIRS
     assert max(attend(4, torch.float32)[0]) == ALL_PAIRS
+
+
+def test_values_of_another_width_than_keys_are_not_for_flash() -> None:
+    """Multi-head latent attention has such; the flash kernel gives what is as wide as the queries."""
+    with simulation("cuda"):
+        wide, narrow = (
+            torch.zeros(2, 8, 16, width, dtype=torch.bfloat16, requires_grad=True) for width in (96, 64)
+        )
+        out = F.scaled_dot_product_attention(wide, wide, narrow, is_causal=True)
+        out.sum().backward()  # type: ignore[no-untyped-call]
+        assert out.shape == narrow.shape and narrow.grad is not None and narrow.grad.shape == narrow.shape

@@ -59,6 +59,9 @@ def test_inputs_are_shapes_types_or_tensors_by_name_or_position() -> None:
             {"precision": "int8"},
             "'int8' is not predicted for; use one of fp32, bf16, ",
         ),
+        (nn.Linear(2, 2), (1, 2), {"optimizer": "adamw"}, "optimizer='adamw' is not a function; optimizer="),
+        (nn.Linear(2, 2), (1, 2), {"loss": "mse"}, "loss='mse' is not a function; "),
+        ("resnet50", (1, 2), {}, "model='resnet50' is not a function"),
         (nn.Linear(2, 2), {}, {}, "inputs={} has no tensor and no shape with samples; write (32, 128)"),
         (nn.Linear(2, 2), "x", {}, "inputs='x' has no tensor"),
         (

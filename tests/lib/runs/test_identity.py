@@ -320,6 +320,14 @@ def test_where_weights_were_fetched_is_kept_and_handed_on(tmp_path: Path) -> Non
     for path in (folder, folder / "model.pt"):
         facts = weight_facts(weighed(path).in_effect)
         assert facts["fetched"] == {"INITIAL_WEIGHTS": source}
+    (folder / "source.json").unlink()
+    card = {"base_model": "me/tiny", "base_commit": "0" * 40, "license": "mit"}
+    (folder / "model.json").write_text(json.dumps({**card, "format": "safetensors"}))
+    exported = weight_facts(weighed(folder).in_effect)["fetched"]["INITIAL_WEIGHTS"]
+    assert exported == {name: source[name] for name in ("repository", "commit", "license")}
+    (folder / "model.json").write_text(json.dumps({**card, "base_commit": None}))  # of a run, not of the hub
+    assert set(weight_facts(weighed(folder).in_effect)) == {"initial_weights"}
+    (folder / "source.json").write_text(json.dumps(source))
     in_effect = {"HUGGINGFACE_DIR": str(folder), "TOKENIZER_DIR": str(folder)}
     assert weight_facts(in_effect) == {"fetched": dict.fromkeys(in_effect, source)}
     run = old_run(tmp_path, {"INITIAL_WEIGHTS": str(folder)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,7 @@ def test_a_stopped_run_is_no_failure_and_resumes_next_time(
 
     def stops(children: Children, place: Path, configuration: str, *, root: Path) -> ChildRun:
         if "CONFIG_MAX_STEPS=1\n" in configuration:
+            children.stopped_by = "SIGTERM"  # while it ends by itself
             return whole(children, place, configuration, root=root)
         children.stopped_by = "SIGTERM"
         return ChildRun(
@@ -288,6 +290,7 @@ def test_a_stopped_run_is_no_failure_and_resumes_next_time(
     with pytest.raises(Suspended, match="stopped by SIGTERM; 1 of 3 runs are done") as error:
         train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
     assert error.value.exit_code == 75 and any(line.endswith("stopped after step 7") for line in logged)
+    assert not any(" left, about" in line for line in logged), "none begins after it"
     assert [known_result(run, out) is None for run in runs] == [False, True, True]
     monkeypatch.setattr(Children, "train", whole)
     again = train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
@@ -315,6 +318,23 @@ def test_a_run_that_outlived_its_sweep_is_not_trained_twice(tmp_path: Path, trai
     assert not results()[0].reason and len(trained) == 1
     (out / runs[1].identity / runner.RESULT).write_text(json.dumps({"reason": "it was not copied"}))
     assert results()[1].metrics["accuracy"] != 0.25 and len(trained) == 2, "what has failed is tried again"
+
+
+def test_a_run_that_was_done_already_does_not_shorten_the_remaining_time(
+    tmp_path: Path, trained: list[str]
+) -> None:
+    runs = resolved_runs(study(tmp_path, "axes: {MAX_STEPS: [1, 3, 4]}\nseeds: 1"), root=ROOT)
+    out, logged = tmp_path / "out", list[str]()
+    done = RunDir.create(
+        out / runs[0].identity, model="lenet5", identity=runs[0].identity, files={"config": ""}
+    )
+    done.set_status("done", step=1, accuracy=0.25)
+    done.release()
+    runs[2] = dataclasses.replace(runs[2], side="B ")
+    train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
+    assert any(line.startswith(f"B {runs[2].identity} ") for line in logged), "of make ab"
+    assert len(trained) == 2 and any("the sweep that started it had ended" in line for line in logged)
+    assert [line.split(",")[0] for line in logged if " left" in line] == ["1 run left"]
 
 
 def test_runs_that_are_the_same_are_refused(tmp_path: Path) -> None:

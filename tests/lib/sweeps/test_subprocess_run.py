@@ -28,6 +28,8 @@ if todo == "waits":
     signal.signal(signal.SIGTERM, stop)
 elif todo == "is deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+elif todo == "begins slowly":
+    pass
 elif todo == "fails":
     print("error: training has diverged", file=sys.stderr)
     print("  12 % of 5 steps, loss 3.1", flush=True)
@@ -40,7 +42,8 @@ else:
     run.mkdir(parents=True)
     (run / "config").touch()
     (run / "status.json").write_text(json.dumps({"state": "done"}))
-    sys.exit()
+    if todo != "ends slowly":
+        sys.exit()
 (place / "ready").touch()
 time.sleep(60)
 """
@@ -106,6 +109,14 @@ def test_a_signal_is_passed_on_and_nothing_is_begun_after_it(root: Path, number:
     with pytest.raises(Suspended, match=f"stopped by {number.name}; and so on") as error:
         children.check(todo="and so on")
     assert error.value.exit_code == 75 and signal.getsignal(number) is before
+
+
+def test_a_signal_before_and_after_training_is_no_failure(root: Path) -> None:
+    when(root, 0, 1, do=lambda: os.kill(os.getpid(), signal.SIGINT))
+    _, (done, begun) = trained(root, "ends slowly", "begins slowly")
+    assert done.run is not None and not done.reason and not done.stopped, "its result counts"
+    assert begun.run is None and begun.stopped
+    assert begun.reason == "stopped by SIGTERM before it had anything to save"
 
 
 def test_a_run_that_somebody_else_stopped_stops_them_all(root: Path) -> None:

@@ -149,8 +149,12 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         found = find_images(root, percent=options.validation_pct, group=options.group, log=log)
     except DataError as error:
         # Bad images are reported with it: they would be the next error.
-        if error.why and options.on_bad_sample == "error" and (bad := _undecodable(root, size)):
-            raise_faults(error.what, [*(error.findings or (error.why,)), *bad], todo=error.todo)
+        if error.why and options.on_bad_sample == "error":
+            log(f"{error.what}: looking for bad images, too")  # takes as long as packing them
+            bad = _undecodable(root, size)
+            raise_faults(
+                error.what, [*(error.findings or (error.why,)), *bad] if bad else (), todo=error.todo
+            )
         raise
     listings = dict(zip(PARTS, (found.train, found.test), strict=True))
 

@@ -6,15 +6,15 @@ hash of their text, so that the same rows are chosen on every machine, in whatev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation
-from lib.data.datasets.tabular.table_files import Table, read_table
+from lib.data.datasets.tabular.table_files import MISSING, Table, read_table
 from lib.data.sampler import held_out_by_hash
 from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
 from lib.errors import ConfigError, DataError, meant, raise_faults
@@ -154,16 +154,27 @@ def _complete(
 
 
 def _column(options: Options, table: Table, rows: npt.NDArray[np.int64], name: str) -> Column:
-    """Return what the training rows tell of an input column. Raises DataError for too many categories."""
-    values = None if name in _names(options.categories) else table.numbers(name)
-    if values is not None:
+    """Return what the training rows tell of an input column.
+
+    Raises DataError for too many categories, and for a few texts among numbers, unless they are categories by
+    name: they would make a category of each number.
+    """
+    is_named = name in _names(options.categories)
+    if not is_named and (values := table.numbers(name)) is not None:
         return Column.of_numbers(name, values[rows])
+    strays = [] if is_named else _no_numbers(table, name)
+    if strays and 2 * len(strays) < len(table):
+        raise DataError(
+            f"{table.file}: column {name!r} has values that are no numbers, {len(strays)} of {len(table)}",
+            why=f"the first is {strays[0]}",
+            todo="mend it, leave the field empty if the value is missing, or name the column in "
+            "CONFIG_TABULAR_CATEGORIES",
+        )
     texts = _texts(table, rows, name)
     if len(texts) > MOST_CATEGORIES:
         raise DataError(
             f"{table.file}: column {name!r} has {len(texts)} different texts, more than {MOST_CATEGORIES}",
-            why=f"it is no column of numbers, because of {_no_number(table, name)}",
-            todo="mend it, or leave it out by naming the others in CONFIG_TABULAR_INPUTS",
+            todo="leave it out by naming the others in CONFIG_TABULAR_INPUTS",
         )
     return Column(name=name, values=texts)
 
@@ -173,14 +184,15 @@ def _texts(table: Table, rows: npt.NDArray[np.int64], name: str) -> tuple[str, .
     return tuple(sorted({column[row] for row in rows.tolist() if not missing[row]}))
 
 
-def _no_number(table: Table, name: str) -> str:
-    """Return the first text of a column that is no number, with its place."""
+def _no_numbers(table: Table, name: str) -> list[str]:
+    """Return the texts of a column that are no numbers, with their places."""
+    found = []
     for row, text in enumerate(table.columns[name]):
         try:
-            float(text or "nan")
+            float("nan" if text in MISSING else text)
         except ValueError:
-            return f"{text!r} in {table.row(row)}"
-    return "CONFIG_TABULAR_CATEGORIES"
+            found.append(f"{text!r} in {table.row(row)}")
+    return found
 
 
 def encoded(columns: Sequence[Column], table: Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -203,7 +215,7 @@ def _normalised(column: Column, table: Table, rows: npt.NDArray[np.int64]) -> np
     if values is None:
         raise DataError(
             f"{table.file}: column {column.name!r} is no column of numbers",
-            why=f"it has {_no_number(table, column.name)}",
+            why=f"it has {_no_numbers(table, column.name)[0]}",
         )
     return column.normalised(values[rows])[:, None]
 
@@ -219,6 +231,18 @@ def _flags(table: Table, rows: npt.NDArray[np.int64], name: str) -> npt.NDArray[
     return np.array([table.columns[name][row][0] in "1T" for row in rows.tolist()], np.float32)
 
 
+def _check_varies(
+    table: Table, names: Sequence[str], targets_TN: Iterable[npt.NDArray[np.floating[Any]]]
+) -> None:
+    """Raise DataError for each target that is the same in all rows for training."""
+    constant = [
+        f"column {name!r} is {values[0]:g} in all {len(values)} rows for training"
+        for name, values in zip(names, targets_TN, strict=True)
+        if values.min() == values.max()
+    ]
+    raise_faults(f"{table.file} has nothing to predict", constant, todo=_OTHER_TARGET)
+
+
 def _targets(
     options: Options,
     columns: tuple[Column, ...],
@@ -230,22 +254,22 @@ def _targets(
     pairs = [*zip(tables, rows, strict=True)]
     if options.target == "labels":
         labels = [np.stack([_flags(*pair, name) for name in schema.targets], axis=1) for pair in pairs]
+        _check_varies(tables[0], schema.targets, labels[0].T)
         spec = TableLabelsSpec(name="tabular", columns=columns, classes=len(schema.targets))
         return spec, [*labels], tuple(schema.targets)
     if options.target == "numbers":
-        known, constant = [], list[str]()
+        known, trained = [], []
         for name in schema.targets:
             values = tables[0].numbers(name)
             if values is None:
                 raise DataError(
                     f"{tables[0].file}: column {name!r} is predicted and no column of numbers",
-                    why=f"it has {_no_number(tables[0], name)}",
+                    why=f"it has {_no_numbers(tables[0], name)[0]}",
                     todo="mend it, or set CONFIG_TABULAR_TARGET_CLASSES=y",
                 )
-            if (trained := values[rows[0]]).min() == trained.max():
-                constant.append(f"column {name!r} is {trained[0]:g} in all {len(trained)} rows for training")
-            known.append(Column.of_numbers(name, trained))
-        raise_faults(f"{tables[0].file} has nothing to predict", constant, todo=_OTHER_TARGET)
+            trained.append(values[rows[0]])
+            known.append(Column.of_numbers(name, trained[-1]))
+        _check_varies(tables[0], schema.targets, trained)
         numbers = [np.concatenate([_normalised(column, *pair) for column in known], axis=1) for pair in pairs]
         return TableSpec(name="tabular", columns=columns, targets=tuple(known)), [*numbers], ()
     (name,) = schema.targets

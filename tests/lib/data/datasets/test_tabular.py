@@ -180,11 +180,22 @@ def test_what_is_wrong_is_told_in_one_line(
 
 
 def test_a_number_with_a_mistake_is_no_category(tmp_path: Path) -> None:
-    rows = [f"{row},{row}" for row in range(1500)]
-    rows[700] = "7OO,700"
+    rows = [f"{row},{row}" for row in range(40)]
+    rows[1], rows[20], rows[30] = "NA,1", "2O,20", '"3,000",30'
+    folder = table(tmp_path, rows, heading="size,price")
     with pytest.raises(
-        DataError, match=r"column 'size' has 1\d\d\d different texts.*because of '7OO' in row 701"
-    ):
+        DataError, match=r"column 'size' has values that are no numbers, 2 of 40: .*'2O' in row 21;"
+    ) as caught:
+        read(folder, missing="mean")
+    assert "CONFIG_TABULAR_CATEGORIES" in str(caught.value)
+    assert len(read(folder, missing="mean", categories="size").spec.columns[0].values) > 2
+    table(tmp_path, [*rows, *(f"a{row},{row}" for row in range(50))], heading="size,price")
+    assert read(folder, missing="mean").spec.columns[0].values  # most are texts
+
+
+def test_a_column_of_too_many_texts_is_an_error(tmp_path: Path) -> None:
+    rows = [f"a{row},{row}" for row in range(1500)]
+    with pytest.raises(DataError, match=r"column 'size' has 1\d\d\d different texts, more than 1000; leave"):
         read(table(tmp_path, rows, heading="size,price"))
 
 
@@ -201,14 +212,17 @@ def test_a_class_that_training_lacks_is_an_error(tmp_path: Path) -> None:
     [
         ({"targets": "price,year"}, r"column 'price' is 0\.1 in all 20 rows for training, and 1 more"),
         ({"targets": "city", "target": "classes"}, "column 'city' is 'Oslo' in all 20 rows for training"),
+        ({"targets": "new,old", "target": "labels"}, "column 'new' is 1 in all 20 rows for training, and 1"),
     ],
 )
 def test_a_target_with_one_value_is_an_error(options: dict[str, str], told: str, tmp_path: Path) -> None:
-    table(tmp_path, [f"{row},Oslo,1900,0.1" for row in range(20)])
-    table(tmp_path, lines(10), name="new.csv")  # other values that are not trained on
+    heading = f"{HEADING},new,old"
+    table(tmp_path, [f"{row},Oslo,1900,0.1,1,0" for row in range(20)], heading=heading)
+    others = [f"{line},{row % 2},1" for row, line in enumerate(lines(10))]
+    table(tmp_path, others, heading=heading, name="new.csv")  # other values that are not trained on
     with pytest.raises(DataError, match=f"table.csv has nothing to predict: {told}") as caught:
         read(tmp_path, validation="other", validation_file="new.csv", **options)
     assert "CONFIG_TABULAR_TARGETS" in str(caught.value)
-    (tmp_path / "table.csv").write_text((tmp_path / "table.csv").read_text() + "30,Rome,1901,0.2\n")
-    if "target" not in options:
+    (tmp_path / "table.csv").write_text((tmp_path / "table.csv").read_text() + "30,Rome,1901,0.2,0,1\n")
+    if options.get("target") != "classes":
         read(tmp_path, validation="other", validation_file="new.csv", **options)
