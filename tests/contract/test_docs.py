@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from lib.sweeps.experiment import read_experiment
+from lib.sweeps.runner import resolved_runs
 from tests.contract.test_readme import DOCUMENTS, ROOT, TUTORIALS, code_of, commands_of, unknown_symbols
 
 PAGES = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]
@@ -144,3 +147,25 @@ def test_every_name_of_document_001_is_mapped_to_one_that_exists() -> None:
         for path, function in re.findall(r"`([\w/]+\.py)`, function `(\w+)`", row[1]):
             assert f"\ndef {function}(" in (ROOT / path).read_text(), function
         assert row[1] and not unknown_symbols(row[1]), row
+
+
+EXPERIMENTS = [
+    (page.name, text)
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    if re.search(r"^config:", text, flags=re.M)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "text"), EXPERIMENTS)
+def test_an_experiment_file_of_a_page_can_be_run(page: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("about: what others start from\n", encoding="utf-8")
+    (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
+    experiment = read_experiment(tmp_path / "my.yaml")
+    points = experiment.points or ({},)  # a search proposes its own
+    assert resolved_runs(dataclasses.replace(experiment, points=points), root=ROOT), page
+
+
+def test_experiment_files_of_pages_are_found() -> None:
+    assert len(EXPERIMENTS) > 2
