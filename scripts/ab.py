@@ -38,19 +38,23 @@ def main() -> int:
 def make_pairs(a: str, b: str, seeds: Sequence[int]) -> list[tuple[Run, Run]]:
     """Resolve both configurations with each seed.
 
-    Raises ConfigError where one cannot be configured, and where the two train the same.
+    Raises ConfigError where one cannot be configured, where the two train the same, and where they are
+    evaluated on different data sets.
     """
-    texts = [compose_text(ROOT, spec) for spec in (a, b)]
+    texts, datasets = [compose_text(ROOT, spec) for spec in (a, b)], ["", ""]
 
     def resolved(number: int, seed: int) -> Run:
         found = kconf.load_written(texts[number], root=ROOT, overrides={"CONFIG_SEED": str(seed)})
-        config_from_values(found.values)
+        datasets[number] = config_from_values(found.values).dataset
         return Run(number=number, settings={"SEED": str(seed)}, resolved=found)
 
     pairs = [(resolved(0, seed), resolved(1, seed)) for seed in seeds]
     if (same := pairs[0][0].identity) == pairs[0][1].identity:
         todo = "what differs between them changes no number of a training run"
         raise ConfigError(f"A={a} and B={b} are the same run", why=f"both are {same}", todo=todo)
+    if datasets[0] != datasets[1]:
+        why = f"A={a} is evaluated on {datasets[0]}, and B={b} on {datasets[1]}"
+        raise ConfigError("results on different data cannot be compared", why=why, todo="name one data set")
     return pairs
 
 

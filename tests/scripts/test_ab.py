@@ -184,6 +184,11 @@ def test_two_configurations_that_train_the_same_are_refused(b: str) -> None:
         ab.make_pairs(TINY, b, [1])
 
 
+def test_results_on_different_data_are_not_compared() -> None:
+    with pytest.raises(ConfigError, match=r"A=lenet5 is evaluated on digits, and B=resnet18 on scenes"):
+        ab.make_pairs("lenet5", "resnet18", [1])
+
+
 @pytest.mark.parametrize("value", ["0", "x", "5.5", "-1"])
 def test_seeds_are_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     with pytest.raises(ConfigError, match="SEEDS="):
