@@ -41,17 +41,18 @@ def make_pairs(a: str, b: str, seeds: Sequence[int]) -> list[tuple[Run, Run]]:
     Raises ConfigError where one cannot be configured, where the two train the same, and where they are
     evaluated on different data sets.
     """
-    texts, datasets = [compose_text(ROOT, spec) for spec in (a, b)], ["", ""]
+    texts = [compose_text(ROOT, spec) for spec in (a, b)]
 
     def resolved(number: int, seed: int) -> Run:
         found = kconf.load_written(texts[number], root=ROOT, overrides={"CONFIG_SEED": str(seed)})
-        datasets[number] = config_from_values(found.values).dataset
+        config_from_values(found.values)
         return Run(number=number, settings={"SEED": str(seed)}, resolved=found)
 
     pairs = [(resolved(0, seed), resolved(1, seed)) for seed in seeds]
     if (same := pairs[0][0].identity) == pairs[0][1].identity:
         todo = "what differs between them changes no number of a training run"
         raise ConfigError(f"A={a} and B={b} are the same run", why=f"both are {same}", todo=todo)
+    datasets = [config_from_values(run.resolved.values).dataset for run in pairs[0]]
     if datasets[0] != datasets[1]:
         why = f"A={a} is evaluated on {datasets[0]}, and B={b} on {datasets[1]}"
         raise ConfigError("results on different data cannot be compared", why=why, todo="name one data set")

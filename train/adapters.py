@@ -19,7 +19,8 @@ from lib.errors import ConfigError
 from lib.kconf import values_from_json
 from lib.nn import lora
 from lib.nn.model_code import load_model
-from lib.nn.weights import head_of, is_adapter, read_metadata, read_weights, stored_dtypes
+from lib.nn.model_directory import stored_dtypes
+from lib.nn.weights import head_of, is_adapter, read_metadata, read_weights
 from lib.plan.types import Plan
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir
@@ -73,12 +74,11 @@ def halve(model: nn.Module, config: Config, plan: Plan) -> bool:
     Only where products are in the same half precision, so that none changes, and on a single device: what
     several shard or send is of one type.
     """
-    if plan.strategy != "single" or plan.precision == "fp32" or config.weights.initial_weights:
+    folder = config.model_options.get("dir")
+    if not folder or plan.strategy != "single" or plan.precision == "fp32" or config.weights.initial_weights:
         return False  # initial weights may be others than those of the directory
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[plan.precision]
-    folder = plugin_folders.ROOT / Path(str(config.model_options.get("dir") or "")).expanduser()
-    files = folder.glob("*.safetensors") if config.model_options.get("dir") else ()
-    if {each for file in files for each in stored_dtypes(file)} != {dtype}:
+    if stored_dtypes(plugin_folders.ROOT / Path(str(folder)).expanduser()) != {dtype}:
         return False
     lora.halve(model, dtype)
     return True

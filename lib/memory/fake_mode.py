@@ -79,9 +79,11 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch h
             with self:
                 return _create_grouped_mm_output_tensor(left, right, offsets, left.dtype)  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.index.Tensor:  # masks of NumPy say how much they take
-            real = {n for n, each in enumerate(args[1]) if type(each) is Tensor and each.dtype is torch.bool}
-            positions = [each.nonzero().unbind(1) if n in real else [each] for n, each in enumerate(args[1])]
-            args = args[0], [each for of_one in positions for each in of_one]
+            indices = list[Tensor | None]()
+            for each in args[1]:
+                is_mask = type(each) is Tensor and each.dtype is torch.bool
+                indices += each.nonzero().unbind(1) if is_mask else [each]
+            args = args[0], indices
         return super().dispatch(func, types, args, kwargs)
 
     def _describe(self, key: list[Any], values: Sequence[Any], where: bool) -> bool:

@@ -97,10 +97,11 @@ class RealConstants(TorchFunctionMode):
             small = sum(each.numel() for each in tensors) <= LARGEST_CONSTANT
         else:
             real, small = func in _CONSTANTS, True
-        if func is torch.rand and (drawn := run()).numel() == 1:
-            with unset_fake_temporarily():
-                return torch.ones(drawn.shape, dtype=drawn.dtype)
         if not (real and small):
-            return run()
+            result = run()
+            if func is not torch.rand or result.numel() > 1:
+                return result
+            with unset_fake_temporarily():
+                return torch.ones(result.shape, dtype=result.dtype)
         with unset_fake_temporarily():
             return run()

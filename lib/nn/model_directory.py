@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from lib.errors import ConfigError, os_errors
-from lib.nn.weights import read_safetensors
+from lib.nn.weights import header_dtypes, read_safetensors
 from lib.plugin_folders import ROOT
 
 HOST = torch.device("cpu")  # where weights are read
@@ -68,14 +69,26 @@ def widest_dtype(folder: str, files: Sequence[str]) -> torch.dtype:
 
     config.json may name a narrower one. Raises ConfigError for files that cannot be read, and other types.
     """
-    try:
+    with _readable(folder):
         weights = [each for name in files for each in read_safetensors(Path(folder) / name).values()]
-    except (OSError, RuntimeError, ValueError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
     if others := [str(each.dtype) for each in weights if not each.is_floating_point()]:
         raise ConfigError(f"{folder} has weights of {others[0]}", todo="give them in bf16, fp16 or fp32")
     return functools.reduce(torch.promote_types, {each.dtype for each in weights} or {torch.float32})
+
+
+def stored_dtypes(folder: Path) -> set[torch.dtype]:
+    """Return the types of the weights in `folder`, by headers alone. Raises ConfigError for damaged files."""
+    with _readable(folder):
+        return {dtype for file in folder.glob("*.safetensors") for dtype in header_dtypes(file)}
+
+
+@contextlib.contextmanager
+def _readable(folder: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
 
 
 def copy_beside(source: str, file: str) -> str:

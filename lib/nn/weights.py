@@ -75,13 +75,7 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
     header.pop("__metadata__", None)
     data, tensors = torch.from_file(str(file), shared=False, size=size_bytes, dtype=torch.uint8), {}
     for name, entry in header.items():
-        match entry:
-            case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(first), int(last)]}:
-                dtype = _DTYPES.get(kind)
-            case _:
-                raise ValueError(f"{name} is without type, shape or place")
-        if dtype is None:
-            raise ValueError(f"{name} has the unknown type {kind}")
+        dtype, shape, first, last = _entry(name, entry)
         if not all(isinstance(length, int) and length >= 0 for length in shape):
             raise ValueError(f"{name} has the shape {shape}")
         if not 0 <= first <= last <= size_bytes - start or last - first != math.prod(shape) * dtype.itemsize:
@@ -93,9 +87,20 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def stored_dtypes(file: Path) -> set[torch.dtype | None]:
-    """Return the types in the header of a safetensors file; None for unknown ones. Raises as reading does."""
-    return {_DTYPES.get(entry["dtype"]) for name, entry in _header(file)[1].items() if name != "__metadata__"}
+def header_dtypes(file: Path) -> set[torch.dtype]:
+    """Return the types in the header of a safetensors file. Raises OSError, ValueError if it is damaged."""
+    entries = _header(file)[1].items()
+    return {_entry(name, entry)[0] for name, entry in entries if name != "__metadata__"}
+
+
+def _entry(name: str, entry: object) -> tuple[torch.dtype, list[Any], int, int]:
+    """Return type, shape and place of a tensor in a header. Raises ValueError."""
+    match entry:
+        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(first), int(last)]}:
+            if kind not in _DTYPES:
+                raise ValueError(f"{name} has the unknown type {kind}")
+            return _DTYPES[kind], shape, first, last
+    raise ValueError(f"{name} is without type, shape or place")
 
 
 def _header(file: Path) -> tuple[int, dict[str, Any]]:

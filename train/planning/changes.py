@@ -55,7 +55,8 @@ def changes(config: Config, hardware: Hardware, *, precision: Precision) -> Iter
         yield Change("CONFIG_CHUNKED_CROSS_ENTROPY=y", changed, hardware, _STATE)
     bf16_helps = precision == "fp32" and hardware.kind != "cpu"
     if bf16_helps and not precision_problem("bf16", place(config, hardware)):
-        yield Change("CONFIG_PRECISION_BF16=y", config.replace(precision="bf16"), hardware, _STATE)
+        kept = _STATE if config.weights.adapt == "full" else ()  # frozen layers are halved
+        yield Change("CONFIG_PRECISION_BF16=y", config.replace(precision="bf16"), hardware, kept)
     if hardware.kind in OWN_MEMORY and not config.activation_offload:
         name = "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)"
         yield Change(name, config.replace(activation_offload=True), hardware, _STATE)

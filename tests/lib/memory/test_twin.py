@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,6 +52,19 @@ def test_no_layer_is_skipped_by_chance() -> None:
     model = nn.Sequential(*(LayerDrop(0.9) for _ in range(4)))
     kept = nn.Sequential(*(LayerDrop(0) for _ in range(4)))
     assert estimate(model, (8, 64)).parts == estimate(kept, (8, 64)).parts
+
+
+class Adds(nn.Module):
+    def __init__(self, make: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.layer, self.make = nn.Linear(64, 64), make
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.make(x.shape)
+
+
+def test_many_random_numbers_are_made_once() -> None:
+    assert same(estimate(Adds(torch.rand), (8, 64)), estimate(Adds(torch.zeros), (8, 64)))
 
 
 class Masked(nn.Module):

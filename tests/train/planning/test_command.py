@@ -388,3 +388,11 @@ def test_the_last_line_of_what_does_not_fit_agrees_with_the_table(
     requested = kconf.load(root=ROOT, config_file=ROOT / "defconfigs/lenet5", overrides={})
     with pytest.raises(PlanError, match=todo):
         plan(requested, root=ROOT, gpu="rtx3090", as_json=False)
+
+
+def test_half_precision_may_shrink_frozen_weights() -> None:
+    """So that it is traced, not called hopeless, where the weights alone are too much."""
+    machine, base = parse_gpu("rtx3090"), small_config("gpt2").replace(precision="fp32")
+    for adapt, keeps in (("full", ("parameters", "optimizer")), ("lora", ())):
+        found = further_changes(base.replace(adapt=adapt), machine, precision="fp32", recompute="none")
+        assert [each.keeps for each in found if each.name == "CONFIG_PRECISION_BF16=y"] == [keeps]
