@@ -57,6 +57,16 @@ def predict(inputs):
 """,
 }
 
+# As folders of images are read (image_folder/data.py), but for transparency and 16 bits.
+READ_IMAGE = """import numpy
+from PIL import Image, ImageOps
+
+def read(file):
+    image = ImageOps.exif_transpose(Image.open(file)).convert("{mode}")
+    square = ImageOps.fit(image, ({width}, {height}), Image.Resampling.BILINEAR)
+    return numpy.asarray(square).reshape({height}, {width}, {channels}).transpose(2, 0, 1)
+"""
+
 
 def check_replaceable(directory: Path, layout: str) -> None:
     """Raise ConfigError for a folder with files that are not of an earlier export in the same format."""
@@ -102,6 +112,7 @@ def facts_of(
         "step": restored.step,
         "input": _input(spec, layout),
         "output": _output(spec),
+        "preprocessing": _preprocessing(spec),
         "labels": list(dataset.class_names or map(str, range(getattr(spec, "classes", 0)))),
         "spec": dataclasses.asdict(spec),  # with the normalisation, or columns and targets
         "tokenizer": tokenizer,
@@ -128,6 +139,19 @@ def _input(spec: Any, layout: str) -> str:
             "is its place among the values of its column"
         )
     return f"{spec.input_dtype} (N, {', '.join(map(str, exported_shape(spec)))})"
+
+
+def _preprocessing(spec: Any) -> dict[str, Any] | None:
+    """Return how an image file becomes an input before it is normalised; None for other data."""
+    if not isinstance(spec, ImageSpec) or spec.height != spec.width:
+        return None
+    return {
+        "orientation": "EXIF",
+        "colours": "L" if spec.channels == 1 else "RGB",
+        "crop": "centre square",
+        "resize": [spec.height, spec.width],
+        "interpolation": "bilinear",
+    }
 
 
 def _licence(source: Mapping[str, Any]) -> str:
@@ -211,6 +235,22 @@ Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisa
 
 ```python
 {LOADS[facts["format"]]}```
+{_reading(facts)}"""
+
+
+def _reading(facts: dict[str, Any]) -> str:
+    """Return the section that tells how to read an image, empty for other data."""
+    if (wanted := facts["preprocessing"]) is None:
+        return ""
+    (height, width), mode = wanted["resize"], wanted["colours"]
+    code = READ_IMAGE.format(mode=mode, width=width, height=height, channels=facts["spec"]["channels"])
+    return f"""
+## Read an image
+
+Images were cropped to their centre square and resized to {height}x{width}:
+
+```python
+{code}```
 """
 
 

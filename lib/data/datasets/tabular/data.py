@@ -20,6 +20,7 @@ from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabe
 from lib.errors import ConfigError, DataError, meant, raise_faults
 
 MOST_CATEGORIES = 1000  # of a column; one with more is rather a mistake
+FEWEST_ROW_NAMES = 20  # whole numbers of fewer rows may all differ by chance
 _OTHER_TARGET = "add rows with other values, or name another column in CONFIG_TABULAR_TARGETS"
 
 
@@ -51,6 +52,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the table. Raises DataError where it is missing or damaged, ConfigError for unknown columns."""
     table = read_table(location.files / options.file)
     schema = _schema(options, table)
+    if not options.inputs:
+        _report_row_names(table, schema, location)
     if options.validation == "other":
         assert options.validation_file is not None
         other = read_table(location.files / options.validation_file)
@@ -105,6 +108,20 @@ def _schema(options: Options, table: Table) -> _Schema:
             todo="name one, or set CONFIG_TABULAR_TARGET_NUMBERS=y or CONFIG_TABULAR_TARGET_LABELS=y",
         )
     return _Schema(targets, inputs)
+
+
+def _report_row_names(table: Table, schema: _Schema, location: DataLocation) -> None:
+    """Log inputs that nobody chose by name and that look like names of rows, such as an id."""
+    if len(table) < FEWEST_ROW_NAMES:
+        return
+    for name in schema.inputs:
+        values = table.numbers(name)
+        is_counted = values is None or bool((values == np.round(values)).all())  # a measurement is no name
+        if is_counted and len({*table.columns[name]}) == len(table):
+            location.log(
+                f"{table.file}: input {name!r} has another value in each of {len(table)} rows; if it only "
+                "names them, leave it out by naming the others in CONFIG_TABULAR_INPUTS"
+            )
 
 
 def _names(listed: str) -> list[str]:
