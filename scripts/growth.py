@@ -16,8 +16,10 @@ from pathlib import Path
 
 from lib import atomic
 from lib.data.sampler import epoch_order, sample_stream
+from lib.reports.run_report import write_report
 from lib.reports.series import read_series
 from lib.runs import index, metrics
+from lib.runs.directory import resolve_run
 from lib.sweeps.experiment import Experiment, read_experiment
 from lib.sweeps.points import table
 from lib.sweeps.runner import Result, resolved_runs
@@ -25,7 +27,7 @@ from lib.units import aligned, columns
 from scripts.runs_speed import make_runs
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS, SAMPLES, RUNS, POINTS, RESOLVED = 1_000_000, 10_000_000, 10_000, 1_000, 100
+ROWS, SAMPLES, RUNS, POINTS, RESOLVED, REPORTED = 1_000_000, 10_000_000, 10_000, 1_000, 100, 100_000
 ROUNDS = 3  # the fastest counts
 HEAD = """# Growth
 
@@ -130,12 +132,21 @@ def of_resolved(count: int, folder: Path) -> Costs:
     return [("points of a sweep, configured", lambda: resolved_runs(experiment, root=ROOT))]
 
 
+def of_reported(count: int, folder: Path) -> Costs:
+    """Costs of the page about a run of `count` rows, without what its checkpoint shows."""
+    make_runs(folder, "lenet5", 1)
+    run = resolve_run(folder)
+    write_rows(run.metrics, count)
+    return [("report of a run", lambda: write_report(run, {"problem": "it has no checkpoint"}, run.report))]
+
+
 SIZES = (
     (of_rows, ROWS),
     (of_samples, SAMPLES),
     (of_runs, RUNS),
     (of_points, POINTS),
     (of_resolved, RESOLVED),
+    (of_reported, REPORTED),
 )
 
 

@@ -39,7 +39,7 @@ def test_every_cost_is_measured_at_both_sizes(monkeypatch: pytest.MonkeyPatch) -
     sizes = tuple((case, 20) for case, _ in growth.SIZES)
     monkeypatch.setattr(growth, "SIZES", sizes)
     rows = growth.measured(rounds=1)
-    assert len(rows) == len({name for name, *_ in rows}) == 10
+    assert len(rows) == len({name for name, *_ in rows}) == 11
     assert all(size == 20 and low >= 0 < high for _, size, low, high in rows)
     lines = growth.page([("read", 1_000, 0.5, 5.0)], "a machine").splitlines()
     assert lines[-1] == "| read | 1,000 | 0.5000 | 5.0000 | 10.0 |" and "on a machine." in lines[-5]
