@@ -124,6 +124,7 @@ def test_a_folder_may_have_packages_of_the_same_names(folder: Path, first: str) 
     assert {path.name for path in (folder / "runs").iterdir()} == {"lenet5"}
 
 
+@pytest.mark.slow
 def test_configure_is_strict_and_writes_nothing(tmp_path: Path) -> None:
     before = sorted(ROOT.glob("*")), sorted(tmp_path.rglob("*"))
     asked = anneal.configure("lenet5+bf16", NUM_EPOCHS=3, CONFIG_EMA=True, EMA_DECAY=0.5)

@@ -24,6 +24,7 @@ def test_every_shipped_configuration_is_recorded() -> None:
     assert {*SHIPPED} - UNRECORDED <= {*recorded()}  # which has those of experiments, too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name not in UNRECORDED])
 def test_it_plans_for_1_to_8_devices(name: str) -> None:
     config, facts = config_of(name), facts_of(name)

@@ -70,6 +70,7 @@ def broken_links(text: str, *, page: Path) -> list[str]:
     return broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_make_would_begin_every_command(page: Path) -> None:
     commands = set(make_commands(page.read_text(encoding="utf-8")))
@@ -137,6 +138,7 @@ def rows_of(document: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+@pytest.mark.slow
 def test_every_name_of_document_001_is_mapped_to_one_that_exists() -> None:
     rows = rows_of("001")
     theirs = " ".join(row[0] for row in rows)

@@ -14,6 +14,7 @@ from lib.runs.directory import RunDir
 ELSEWHERE = [pytest.param(place, marks=pytest.mark.slow) for place in ("D/runs", "build/lenet5/runs")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["runs", *ELSEWHERE])
 def test_nothing_that_a_process_trains_in_is_removed(place: str, tree: Path) -> None:
     run = RunDir.create(tree / place, model="lenet5", identity="0123abcd", files={"config": ""})

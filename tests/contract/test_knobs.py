@@ -123,6 +123,7 @@ def test_every_symbol_is_read() -> None:
     assert dead_symbols(kconfig(), {name.upper() for name in config_fields()} | options) == set()
 
 
+@pytest.mark.slow
 def test_options_of_a_plug_in_are_its_symbols() -> None:
     for home, symbols in option_symbols(kconfig()).items():
         folder = home.relative_to(ROOT).as_posix()

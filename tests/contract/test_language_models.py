@@ -72,6 +72,7 @@ def test_no_gradient_comes_from_a_later_token(name: str) -> None:
     assert gradient_leaks(*language_model(name)) == []
 
 
+@pytest.mark.slow
 def test_a_missing_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpt2, "causal_attention", F.scaled_dot_product_attention)
     model, spec = language_model("gpt2")

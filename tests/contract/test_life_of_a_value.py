@@ -228,6 +228,7 @@ def test_every_task_is_among_them() -> None:
     assert {narrow_config(name).task for name in (*FIRST.values(), *OTHERS)} == {*TASKS.names()}
 
 
+@pytest.mark.slow
 @EVERY
 def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str) -> None:
     reference: dict[str, torch.Tensor] = {}

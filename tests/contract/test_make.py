@@ -76,6 +76,7 @@ CONFIGURATION_TARGETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", CONFIGURATION_TARGETS)
 def test_configuration_targets_are_thin_calls(make: Make, command: str) -> None:
     done = make(*shlex.split(command))
@@ -156,6 +157,7 @@ def test_named_training_stops_where_the_configuration_fails(make: Make) -> None:
     assert done.calls == [["scripts/kconf.py", "defconfig", "nope"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("out", "named", "file"),
     [

@@ -102,6 +102,7 @@ def used_by(variable: str) -> set[str]:
     return USED_BY[variable] - ({"experiment"} - set(user_targets()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", [name for name in USED_BY if used_by(name)])
 def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tmp_path: Path, variable: str) -> None:
     """A target by itself, and all together: one that used the variable would let the others have it."""
@@ -183,6 +184,7 @@ def known_variables() -> list[str]:
     return [line.partition("=")[0] for line in text.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goals", [["-n", "help"], ["help"], ["printvars", "help"], []])
 def test_no_value_is_expanded_before_it_is_refused(tmp_path: Path, goals: list[str]) -> None:
     """Also of names that make or the Makefile uses itself; from the command line, whatever the goals."""
@@ -199,6 +201,7 @@ def test_no_value_is_expanded_before_it_is_refused(tmp_path: Path, goals: list[s
         assert goals == ["-n", "help"] or done.returncode == 2, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["-e"]])
 def test_no_value_of_the_environment_is_expanded(tmp_path: Path, flags: list[str]) -> None:
     mark = tmp_path / "mark"
@@ -223,6 +226,7 @@ def test_a_make_around_this_one_hands_values_on_unexpanded(tmp_path: Path) -> No
     assert done.returncode == 2 and "SET has a dollar sign" in done.stderr and not mark.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [

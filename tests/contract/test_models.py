@@ -106,6 +106,7 @@ def test_its_facts_have_the_golden_number_of_parameters(name: str) -> None:
     assert facts_of(name).parameters == golden(name)[0]["parameters"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_is_finite_and_gradient_reaches_every_parameter(name: str, layout: torch.memory_format) -> None:
@@ -131,6 +132,7 @@ def test_loss_is_finite_and_gradient_reaches_every_parameter(name: str, layout: 
         assert parameter.grad.isfinite().all() and parameter.grad.any(), parameter_name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_one_step_of_sgd_lowers_the_loss(name: str) -> None:
     model, spec = tiny(name)

@@ -57,6 +57,7 @@ def test_a_defconfig_trains_alike_on_every_machine(name: str) -> None:
     assert len({(one.micro_batch, one.world, one.precision, one.compile) for one in found.values()}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFCONFIGS)
 def test_fragments_pin_what_may_differ(name: str) -> None:
     found = plans(f"{name}+fp32+compile-off")

@@ -316,6 +316,7 @@ def test_every_command_of_readme_and_tutorials_is_tested_and_no_other() -> None:
     assert set(COMMANDS) - set().union(*pages.values()) == set(), "no page has them"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command, how in COMMANDS.items() if how not in (RUN, DRY)])
 def test_a_test_runs_the_command(command: str) -> None:
     place, _, function = COMMANDS[command].partition("::")

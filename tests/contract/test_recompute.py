@@ -70,6 +70,7 @@ def test_gradients_and_statistics_are_the_same_to_the_bit(name: str, recompute: 
             assert torch.equal(value, again[key]), f"{key} at norm_batch {norm_batch}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_BLOCKS)
 def test_less_is_kept(name: str) -> None:
     inputs, _ = keyed_inputs(name)
@@ -86,6 +87,7 @@ def test_the_models_that_shipped_first_all_have_blocks() -> None:
     assert {"lenet5", "resnet18", "resnet50", "gpt2", "resnet_bk"} <= set(WITH_BLOCKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_kconfig_says_whether_there_are_blocks(name: str) -> None:
     kconfig = kconfiglib.Kconfig(str(ROOT / "Kconfig"), warn_to_stderr=False)

@@ -118,6 +118,7 @@ def refused(kind: str, name: str, message: str, *, task: str = "") -> None:
         scaffolding.check(kind, name, task=task)
 
 
+@pytest.mark.slow
 def test_what_is_refused_leaves_nothing(tree: Path) -> None:
     before = status(tree)
     for words in (["model", "has_conv", "classify"], ["task", "lm"], ["data", "digits"]):

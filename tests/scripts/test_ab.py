@@ -178,6 +178,7 @@ def test_a_configuration_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPat
             ab.main()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("b", [TINY, f"{TINY}+workers", f"{TINY}+logged", f"{TINY}+seed"])
 def test_two_configurations_that_train_the_same_are_refused(b: str) -> None:
     with pytest.raises(ConfigError, match="are the same run"):

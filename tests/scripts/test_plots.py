@@ -105,6 +105,7 @@ def test_what_has_no_numbers_is_left_out_and_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [[0.0], [1.0, 1.0], [-1.0, 5.0, 1e9], [0.0, 1e-30], [1e38, 1e-30]])
 def test_odd_numbers_are_drawn(tmp_path: Path, values: list[float]) -> None:
     made = [{"kind": "train", "step": step, "loss": value} for step, value in enumerate(values)]

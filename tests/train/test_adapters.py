@@ -166,6 +166,7 @@ REFUSED: dict[str, tuple[Change, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_adapters_that_do_not_fit_are_refused_before_there_is_a_run(name: str, tmp_path: Path) -> None:
     """PEFT loads most of them without a word."""

@@ -149,6 +149,7 @@ class Full(Record):
         self.said.append(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 6, STEPS])
 def test_what_goes_wrong_ends_the_run(step: int) -> None:
     with pytest.raises(CheckpointError, match=f"no room for step {step}"):

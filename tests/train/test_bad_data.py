@@ -185,6 +185,7 @@ def check(error: ConfigError, told: str, root: Path) -> None:
         assert len(error.findings) == 2 and error.findings[0] in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", IMAGES)
 def test_bad_images_are_refused_in_a_line(fault: str, tmp_path: Path) -> None:
     write, changes, told = IMAGES[fault]

@@ -301,6 +301,7 @@ def test_processes_on_one_processor_share_its_memory() -> None:
         job.eval_loader.close()
 
 
+@pytest.mark.slow
 def test_the_libraries_are_set_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, dict[str, Any]]] = []
     for name in ("configure_numerics", "configure_threads"):

@@ -48,6 +48,7 @@ def test_sharded_where_the_state_does_not_fit(made: Job) -> None:
     assert chosen(made, "auto", 0)[1].startswith("sharded; ") and "0.00 GB" in chosen(made, "auto", 0)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "changes", "numbers"),
     [

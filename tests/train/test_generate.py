@@ -33,6 +33,7 @@ def chances(logits: list[float], temperature: float = 1.0) -> list[float]:
     return (torch.tensor(logits) / temperature).softmax(0).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_shares_are_those_of_the_softmax(temperature: float) -> None:
     logits = [0.0, 1.0, -1.0, 2.0]

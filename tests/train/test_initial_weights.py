@@ -180,6 +180,7 @@ def refusal(config: Config, root: Path, monkeypatch: pytest.MonkeyPatch) -> Tool
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_used_is_refused_in_one_line_and_nothing_is_made(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -194,6 +195,7 @@ def test_what_cannot_be_used_is_refused_in_one_line_and_nothing_is_made(
     assert "run" not in capfd.readouterr().out.split(), "pickled code is not run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

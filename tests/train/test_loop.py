@@ -80,11 +80,13 @@ def record_of(job: Job) -> MemoryRecord:
 # The step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_the_cut_changes_nothing(cut: str) -> None:
     assert largest_difference(trained(lenet_job(CUTS["whole"])), trained(lenet_job(CUTS[cut]))) <= EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("grad_clip", [0.0, 0.05])
 def test_what_the_device_counts_is_counted_over_the_whole_step(cut: str, grad_clip: float) -> None:
@@ -93,6 +95,7 @@ def test_what_the_device_counts_is_counted_over_the_whole_step(cut: str, grad_cl
     assert largest_difference(whole, trained(lenet_job(CUTS[cut], **options))) <= EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["even", "ragged", "single"])
 def test_a_mean_of_means_is_something_else(cut: str) -> None:
     whole = trained(lenet_job(CUTS["whole"], task=MeanOfMeans))
@@ -202,6 +205,7 @@ def reference(job: Job) -> dict[str, float]:
     return {"loss": -float(own_N.mean()), "accuracy": float(correct_N.double().mean())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 37])
 def test_evaluation_is_the_mean_over_every_sample(size: int) -> None:
     job = lenet_job(data=lenet_data(test_size=size))

@@ -99,6 +99,7 @@ def test_rows_share_out_the_samples_between_them() -> None:
     assert [row["loss"] for row in record.of_kind("train")] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("least", "expected"), [(0, [2, 4, 6, 8, 10, 12]), (5, [6, 12]), (3600, [12])])
 def test_rows_are_at_least_so_many_seconds_apart(
     least: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
@@ -179,6 +180,7 @@ def test_a_budget_of_seconds_makes_at_least_one_step(monkeypatch: pytest.MonkeyP
     assert progress.step == 1 and [step for step, _ in record.saved] == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", [2.0, 4.5, 9.5, 50.0])
 def test_a_budget_that_ends_in_waiting_for_the_device_ends_well(
     wait: float, monkeypatch: pytest.MonkeyPatch
@@ -249,6 +251,7 @@ def of_steps(record: MemoryRecord, kind: str) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in times} for row in record.of_kind(kind)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_steps", [2, 3], ids=["of the last step", "of another step"])
 def test_an_evaluation_that_a_signal_cuts_short_is_made_when_the_run_goes_on(max_steps: int) -> None:
     changes = {"max_steps": max_steps, "eval_interval_steps": 2, "ema": True, "ema_decay": 0.9}
@@ -309,6 +312,7 @@ def with_losses(*losses: float) -> Any:
 COURSE = (0.9, 0.5, 0.45, 0.42, 0.6, 0.3, 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "ends"),
     [

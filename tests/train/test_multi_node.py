@@ -137,6 +137,7 @@ def test_nodes_like_this_one_have_its_memory() -> None:
     assert len(machine.devices) == 12 and machine.per_node == 4 and machine.of_all_nodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_weights_to_start_from_are_not_trained_for_what_is_refused(
     nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,7 @@ def record_of(job: Job) -> MemoryRecord:
     return job.record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ERRORS)
 def test_training_goes_on_in_smaller_pieces_to_the_same_weights(kind: str) -> None:
     job = cramped_job(small_plan(8, 8), rows=2, error=ERRORS[kind])
@@ -134,6 +135,7 @@ def test_without_discarding_them_the_running_statistics_differ(monkeypatch: pyte
     assert ghost_state(discard=False, monkeypatch=monkeypatch) > 1e-4
 
 
+@pytest.mark.slow
 def test_pieces_stay_multiples_of_the_batch_of_normalisation() -> None:
     plan = small_plan(8, 8, norm_batch=8)
     job = cramped_job(plan, rows=4, model="resnet18", norm_batch=8)

@@ -96,6 +96,7 @@ def course(backend: Rank, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[l
     return backend.calls, rates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COURSES)
 def test_all_ranks_enter_the_same_collectives_whatever_their_clocks_say(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +145,7 @@ def test_no_rank_waits_for_what_another_says_after_the_same_step(monkeypatch: py
     assert progress.seconds == 7, "an evaluation is no training"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_all_ranks_reduce_the_count_where_one_has_padding(
     compiled: bool, monkeypatch: pytest.MonkeyPatch

@@ -127,6 +127,7 @@ def test_mixed_labels_are_refused_where_the_task_does_not_train_on_them(
     make_training_data(small_config(augment_flip_vertical=True), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["model", "optimizer", "ema", "progress"])
 @pytest.mark.parametrize("value", [None, 3, [], {}])
 def test_a_checkpoint_that_holds_something_else_is_told(part: str, value: Any) -> None:

@@ -97,6 +97,7 @@ def test_a_batch_is_the_stream_augmented_and_normalised() -> None:
     assert torch.allclose(images, (raw / 255 - mean) / std, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["resident", "stream"])
 def test_micro_batches_and_ranks_do_not_change_the_samples(placement: str) -> None:
     part = _part()
@@ -114,6 +115,7 @@ def test_micro_batches_and_ranks_do_not_change_the_samples(placement: str) -> No
         assert _equal(pieces, [whole[step]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["none", "shift", "crop_flip"])

@@ -273,6 +273,7 @@ def test_options_alone_are_refused_before_a_text_is_read(changes: dict[str, Any]
         open_to_train(config, root=Path("nowhere"), log=SILENT, refuse=refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file()])
 @pytest.mark.parametrize("method", ["predict", "table", "probe"])
 def test_options_of_shipped_configurations_are_refused_on_no_machine(

@@ -54,6 +54,7 @@ def _shown(tokenizer: GPT2Tokenizer, text: str) -> list[str]:
     return [tokenizer.decode([token]) for token in tokenizer.encode(text)]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
 def test_every_tokenizer_gives_the_text_back(text: str, gpt2: GPT2Tokenizer) -> None:

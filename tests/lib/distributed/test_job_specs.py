@@ -306,6 +306,7 @@ def test_a_batch_that_the_machines_cannot_share_is_told_before_they_are_asked_fo
         file_for("ray", dist_nnodes="17")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(path.parent.name for path in ROOT.glob("models/*/model.py")))
 def test_every_model_makes_a_name(model: str) -> None:
     for to in CLUSTERS:

@@ -47,6 +47,7 @@ def test_findings_are_exactly_these(tree, name):
     assert verdict.notices == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_command_exits_with_2_and_prints_one_line_each(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
@@ -139,6 +140,7 @@ def test_a_second_choice_member_in_a_full_file_is_one_fault(tmp_path):
     assert total.startswith("error: 1 fault")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_command_leaves_the_file_alone(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
@@ -188,6 +190,7 @@ ON_A_PIPE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_A_PIPE)
 def test_a_pipe_is_refused_at_once_and_stays_one(tmp_path, name):
     os.mkfifo(tmp_path / "pipe")
@@ -230,6 +233,7 @@ FAULTY_TREES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTY_TREES)
 def test_faults_of_a_tree_are_one_line(tmp_path, name):
     # In a process of its own: kconfiglib leaves the faulty file open.

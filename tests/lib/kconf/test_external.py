@@ -112,6 +112,7 @@ def test_a_changed_file_is_parsed_again(folder: Path) -> None:
     assert width() == 24
 
 
+@pytest.mark.slow
 def test_the_pages_and_the_lint_rules_are_of_the_tree_alone(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_the_message_names_its_file(
     assert f"written from {folder.name}/defconfigs/mine+long\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called", ["explain", "searchconfig"])
 def test_origins_are_told(
     folder: Path, called: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -207,6 +209,7 @@ WAYS_TO_RUN = {
 }
 
 
+@pytest.mark.slow
 @WITH_OPEN_FILES
 @pytest.mark.parametrize("way", WAYS_TO_RUN)
 def test_no_program_is_run(folder: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +239,7 @@ def test_functions_of_a_module_are_refused_too(folder: Path, monkeypatch: pytest
     assert "$(call) runs a program" in refusal()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("added", "told"),
     [
@@ -293,6 +297,7 @@ def test_a_forgotten_folder_is_named(folder: Path, other: bool, monkeypatch: pyt
         kconf.load_written(resolved.text, root=ROOT)
 
 
+@pytest.mark.slow
 def test_a_moved_folder_with_the_same_symbols_is_no_fault(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +307,7 @@ def test_a_moved_folder_with_the_same_symbols_is_no_fault(
     assert kconf.load_written(text, root=ROOT).values["MODEL"] == "tiny_net"
 
 
+@pytest.mark.slow
 @WITH_OPEN_FILES
 def test_it_is_kept_only_if_it_is_sound(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

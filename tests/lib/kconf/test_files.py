@@ -230,6 +230,7 @@ def test_the_page_of_options_is_current():
     assert (ROOT / "docs/options.md").read_text(encoding="utf-8") == reference(ROOT), "make kconfig-docs"
 
 
+@pytest.mark.slow
 def test_every_option_that_can_be_set_is_on_the_page():
     text = reference(ROOT)
     for symbol in load_own_tree(ROOT).unique_defined_syms:

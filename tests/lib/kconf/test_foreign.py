@@ -166,6 +166,7 @@ def test_commands_in_a_foreign_tree_run_in_it(tmp_path, monkeypatch, capsys):
     assert load_tree("Kconfig", srctree=there, inside=True).syms["WHERE"].str_value == "inside"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -31,6 +31,7 @@ from lib.kconf.tree import load_own_tree, load_tree
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [*RULES, *lint.FILE_RULES])
 def test_our_tree_keeps_the_rule(rule):
     assert list(rule(load_own_tree(ROOT))) == []

@@ -256,6 +256,7 @@ def test_a_terminal_that_cannot_show_a_menu_is_one_line(project, name):
     opened.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["menuconfig", "nconfig", "guiconfig", "xconfig"])
 def test_without_a_terminal_or_a_display_is_one_line(project, command):
     """That names the command as it was called, and no file that is not there."""

@@ -29,6 +29,7 @@ def given(words: str) -> dict[str, str]:
     return {f"CONFIG_{name}": value or "y" for name, _, value in pairs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "name"), DECIDED)
 def test_what_is_decided_by_another_option_is_refused(words: str, name: str) -> None:
     with pytest.raises(ConfigError) as raised:
@@ -47,6 +48,7 @@ def test_a_file_of_before_that_agrees_is_read(tmp_path: Path) -> None:
     assert kconf.load(root=ROOT, config_file=file).values == now.values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "name"), DECIDED)
 def test_in_a_full_file_of_before_it_is_a_notice(words: str, name: str, tmp_path: Path) -> None:
     """Tools wrote it where it had no effect; stored runs have such files."""

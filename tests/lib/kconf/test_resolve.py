@@ -103,6 +103,7 @@ def test_command_line_is_not_written(project):
     assert [path.name for path in sorted(project.iterdir())] == [".config", "Kconfig"]
 
 
+@pytest.mark.slow
 def test_file_from_an_older_tree_lists_what_is_new(project):
     full = resolve(project, "").text
     kconfig = project / "Kconfig"

@@ -55,6 +55,7 @@ def test_wherever_a_full_configuration_is_cut_it_says_so(whole: str) -> None:
     assert faults(whole) == faults(whole.removesuffix("\n")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", sorted(READERS))
 def test_every_command_that_reads_it_refuses_it(
     words: str, whole: str, kconf_project: Path, kconf, monkeypatch: pytest.MonkeyPatch

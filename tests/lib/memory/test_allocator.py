@@ -288,6 +288,7 @@ class ByPages:
         raise AssertionError("the last addresses have no end")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

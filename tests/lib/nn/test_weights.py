@@ -51,6 +51,7 @@ READ: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", READ)
 def test_every_kind_of_file_gives_the_same_weights(kind: str, tmp_path: Path) -> None:
     model, said = loaded(READ[kind](tmp_path))

@@ -153,6 +153,7 @@ def test_samples_keep_their_meaning_when_the_batch_changes_and_steps_do_not() ->
     assert [steps_to_peak("steps", 12, batch=batch) for batch in (4, 8)] == [12, 12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -237,6 +237,7 @@ def test_a_schedule_scales_each_group_from_its_own_peak() -> None:
     assert len(job.optimizer.param_groups[2]["params"]) == 8
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits() -> None:
     record = MemoryRecord()
     job = muon_job(4)

@@ -69,6 +69,7 @@ def check_offers(accepted: NDArray[np.bool_], *, bound: int, norm_batch: int, di
             assert nearest_targets(share, works=works) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm_batch", "divisor_only"), MODES)
 def test_core_on_small_shares(norm_batch: int, divisor_only: bool) -> None:
     check_core(300, 320, norm_batch=norm_batch, divisor_only=divisor_only, offer_stride=17)

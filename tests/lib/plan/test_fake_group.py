@@ -134,6 +134,7 @@ def test_a_step_exchanges_and_leaves_what_the_plan_counts_with(strategy: str, wo
     assert exchanged_by(layout) == predicted(layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_all_ranks_together_hold_every_weight(strategy: str) -> None:
     layout, counts = layout_of(strategy, 8), list[int]()

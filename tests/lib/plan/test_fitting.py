@@ -97,6 +97,7 @@ def test_divisors_alone_are_tried_where_one_will_be_chosen_anyway(
     assert sizes == expected
 
 
+@pytest.mark.slow
 def test_machines_ask_for_the_same_few_sizes() -> None:
     """Each takes a trace, which is what `make plan GPU=all` spends its time with."""
     facts, asked = facts_of("gpt2"), set[tuple[str, str, int]]()

@@ -242,6 +242,7 @@ def test_who_was_told_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == dataclasses.replace(one, of_all_nodes=True, per_node=1) and opened == ["xla"]
 
 
+@pytest.mark.slow
 def test_even_one_device_is_for_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory was predicted in this one, which made a backward pass."""
     config = make_config(device="xla", num_devices=1)

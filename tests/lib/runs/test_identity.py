@@ -102,6 +102,7 @@ def test_a_data_set_is_no_part_of_the_identity_of_runs_on_others(kconfig: Path) 
 OPTION = 'config NEW_OPTION\n\t{kind} "New"\n\tdefault {default}\n\thelp\n\t  What is new.\n{neutral}'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "default", "neutral", "same"),
     [

@@ -50,6 +50,7 @@ def test_changes_are_set_on_top_of_the_shipped_files(tmp_path: Path) -> None:
     ], "cosine is the default, which the configuration below does not have"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [("defconfigs/gone",), ("defconfigs/lenet5", "other/place")])
 def test_without_the_shipped_files_it_is_on_top_of_all_defaults(
     files: tuple[str, ...], tmp_path: Path
@@ -60,6 +61,7 @@ def test_without_the_shipped_files_it_is_on_top_of_all_defaults(
     assert run.resolved.values == requested.values and "seeds: [1]" in lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ['a "b" \\c: #d {e} é', "007", "1.50", "y", "null"])
 def test_any_text_is_a_value(folder: str, tmp_path: Path) -> None:
     requested = sources("lenet5", "defconfigs/lenet5", DATASET_MNIST="y", DATA_DIR=folder)

@@ -86,6 +86,7 @@ def test_the_first_layer_makes_patches_white() -> None:
     assert torch.allclose(covariance, torch.eye(features), atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_what_rank_0_computes_and_its_checkpoint_has_it() -> None:
     class Sent(FakeBackend):
         """A rank that gets what another one has computed."""

@@ -42,6 +42,7 @@ def name_of(form: dict[str, Any]) -> str:
     return IDS[FORMS.index(form)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [*FORMS, {"block": "plain"}], ids=[*IDS, "plain"])
 def test_the_reference_is_the_slope_of_the_loss(form: dict[str, Any]) -> None:
     model = looped(**form, **TIGHT, gradient="implicit").double()
@@ -58,6 +59,7 @@ def test_the_reference_is_the_slope_of_the_loss(form: dict[str, Any]) -> None:
         assert float((losses[0] - losses[1]) / 2e-5) == pytest.approx(float(found @ direction), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=name_of)
 def test_equilibrium_propagation_is_exact(form: dict[str, Any]) -> None:
     found = estimated(**form, **TIGHT, beta=1e-4)
@@ -76,6 +78,7 @@ def test_a_force_of_a_tenth_of_the_gradient_is_small_enough(form: dict[str, Any]
     assert relative_error(contrasted(model, inputs, targets, share=share), exactly) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nudge", "order"), [("one_sided", 1), ("symmetric", 2), ("four_point", 4)])
 @pytest.mark.parametrize("form", FORMS[:2], ids=IDS[:2])
 def test_its_error_falls_with_a_power_of_the_force(form: dict[str, Any], nudge: str, order: int) -> None:

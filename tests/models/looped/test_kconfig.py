@@ -19,6 +19,7 @@ def test_a_force_that_rounding_swallows_is_refused(tmp_path: Path) -> None:
     assert 'CONFIG_LOOPED_BETA="1e-7" is out of range' in caught.value.findings[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "told"),
     [

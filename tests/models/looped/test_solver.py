@@ -33,6 +33,7 @@ def source_of(model: Any, inputs: Tensor) -> Tensor:
     return 2.0 * model.embedding(inputs).detach()  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mlp", ["relu", "tanh"])
 @pytest.mark.parametrize("scale", [0.5, 1.5, 4.0])
 @pytest.mark.parametrize("step_size", [1.0, 0.9])

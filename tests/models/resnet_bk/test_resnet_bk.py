@@ -126,6 +126,7 @@ def test_gradients_are_derivatives() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eta", [1.0, 0.1, 0.01])
 def test_long_texts_neither_overflow_nor_vanish(eta: float) -> None:
     a, k, etas = (part.float() for part in random_matrix(16_384, eta=eta))

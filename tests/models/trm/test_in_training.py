@@ -16,6 +16,7 @@ from tests.support.training import MemoryRecord, small_job, small_plan
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_what_follows_the_sign_is_not_averaged() -> None:
     config = small_trm_config(ema=True, ema_decay=0.5, optimizer="adam_atan2", sign_learning_rate=0.1)
     job = small_job(config, small_plan(4), puzzle_data(config))

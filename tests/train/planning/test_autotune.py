@@ -144,6 +144,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProbeTarget:
     )
 
 
+@pytest.mark.slow
 def test_a_key_is_all_that_a_measurement_depends_on(bench: ProbeTarget) -> None:
     def key(**changes: object) -> str:
         config = bench.config.replace(**changes)
@@ -179,6 +180,7 @@ RESULT = (
 )
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_kept_until_there_is_no_room_for_it(
     bench: ProbeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +198,7 @@ def test_what_is_measured_is_kept_until_there_is_no_room_for_it(
     assert autotune.cached(full) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gaps", "tried"), [(0, [64, 32, 128, 256]), (10**15, [64, 32])])
 def test_a_larger_size_is_tried_where_there_is_room_for_its_gaps_too(
     gaps: int, tried: list[int], bench: ProbeTarget, monkeypatch: pytest.MonkeyPatch

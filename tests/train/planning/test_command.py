@@ -301,6 +301,7 @@ def test_machines_are_sorted_by_money_where_there_is_a_price(capsys: pytest.Capt
     assert capsys.readouterr().out.splitlines()[-1] == "Money: PRICE=2 an hour for each device"
 
 
+@pytest.mark.slow
 def test_machines_whose_time_or_money_is_not_known_come_last() -> None:
     known = outlook("h100-80g", BATCH)
     timeless = dataclasses.replace(known, cost=dataclasses.replace(known.cost, seconds=None, steps=None))
@@ -349,6 +350,7 @@ def test_what_training_refuses_is_not_planned(shipped: str, option: str, gpu: st
         plan(requested, root=ROOT, gpu=gpu, as_json=True)
 
 
+@pytest.mark.slow
 def test_named_nodes_are_planned_without_an_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = {"CONFIG_DIST_NNODES": "2"}
     requested = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=overrides)

@@ -284,6 +284,7 @@ sys.exit("error: Connection closed by peer")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "told"),
     [

@@ -123,6 +123,7 @@ def test_micro_batches_of_like_lengths_are_dealt_to_the_replicas(target: int) ->
         assert [first for first, _ in dealt] == starts[:-1] and starts[-1] == target
 
 
+@pytest.mark.slow
 def test_the_padding_that_is_told_is_that_of_training() -> None:
     plan = small_plan(2, 1, world=3, effective_batch=8)
     told = {}
@@ -160,6 +161,7 @@ def test_the_rows_of_a_step_are_cut_alike_whenever_it_is_read() -> None:
     assert [widths(step) for step in (2, 0, 1, 3)] == [found[step] for step in (2, 0, 1, 3)]
 
 
+@pytest.mark.slow
 def test_an_evaluation_by_length_has_the_same_figures_and_fewer_tokens() -> None:
     found, tokens = list[dict[str, float]](), list[int]()
     for bucketed, size in ((False, 4), (True, 4), (True, 1)):
@@ -241,6 +243,7 @@ def test_logits_of_all_rows_are_never_there_where_the_model_takes_targets(
     assert max(rows) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "all"])
 def test_packed_conversations_do_not_see_each_other(recompute: str) -> None:
     config = CONFIG.replace(grad_checkpoint=recompute)

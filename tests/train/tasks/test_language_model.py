@@ -120,6 +120,7 @@ def test_with_weights_what_is_ignored_does_not_count(kind: dict[str, bool]) -> N
         assert sums.loss.item() == pytest.approx(expected.item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 1, 5 * BLOCK + 4])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_evaluation_predicts_every_token_but_the_first_once(length: int, batch_size: int) -> None:
@@ -201,6 +202,7 @@ def test_the_cut_into_micro_batches_changes_nothing(wrap: type[Wrapped]) -> None
     assert largest_difference(whole, state(4, 2)) <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [Wrapped, Ragged])
 def test_gradients_are_of_the_mean_over_counted_tokens(wrap: type[Wrapped]) -> None:
     config = small_lm_config(max_steps=1, momentum=0.0, nesterov=False, weight_decay=0.0)

@@ -249,6 +249,7 @@ def test_equal_lengths_are_packed_in_their_order() -> None:
     assert pack([1, 3, 2, 2], 4) == [[1, 0], [2, 3]]
 
 
+@pytest.mark.slow
 def test_questions_of_both_directions_differ_in_a_letter_and_share_no_text() -> None:
     plain, reverse = (key_values("test", backwards=each) for each in (False, True))
     for one, other in zip(plain, reverse, strict=True):
@@ -262,6 +263,7 @@ def test_questions_of_both_directions_differ_in_a_letter_and_share_no_text() -> 
     assert not trained & {each.messages[0]["content"] for each in plain} and len(plain) == 512
 
 
+@pytest.mark.slow
 def test_each_conversation_gets_the_answer_of_another_one() -> None:
     whole = key_values("train", backwards=False)[:100]
     changed = with_other_answers(whole)

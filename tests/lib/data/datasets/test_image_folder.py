@@ -21,8 +21,7 @@ from lib.errors import DataError, ToolkitError
 from tests.support import datasets
 from tests.support.training import MemoryRecord, random_data, small_config, small_job, small_plan
 
-SIZE = 8
-COLOUR = (200, 30, 90)
+SIZE, COLOUR = 8, (200, 30, 90)
 BAD = b"\x89PNG\r\n\x1a\n and then nothing"
 
 
@@ -379,6 +378,7 @@ def test_a_run_names_what_it_does_without() -> None:
     assert data.to_json()["skipped"] == ["a.png: bad", "b.png: worse"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("requested", "side", "pad"), [(0, 224, 28), (0, 32, 4), (0, 7, 1), (16, 224, 16)])
 def test_the_largest_shift_is_an_eighth_of_the_side(
     requested: int, side: int, pad: int, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ def candidate(tmp_path: Path) -> Candidate:
     )
 
 
+@pytest.mark.slow
 def test_first_loss(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     passed, told = checks.first_loss(candidate)
     assert passed and "a uniform guess has 1.7951" in told

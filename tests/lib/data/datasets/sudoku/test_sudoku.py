@@ -128,6 +128,7 @@ def test_puzzles_are_functions_of_their_number() -> None:
     assert small_puzzles("train", 5) != small_puzzles("test", 5)
 
 
+@pytest.mark.slow
 def test_no_solution_is_on_both_sides(tmp_path: Path) -> None:
     options = {"level": "4x4", "clues": None, "train_size": 400, "test_size": 100}
     dataset = opened("sudoku", options, cache_dir=tmp_path)
@@ -245,6 +246,7 @@ def test_every_kind_of_symmetry_occurs(many: tuple[torch.Tensor, torch.Tensor]) 
     assert ((places > 0.29) & (places < 0.38)).all()
 
 
+@pytest.mark.slow
 def test_fixed_symmetries_are_those_of_the_original(many: tuple[torch.Tensor, torch.Tensor]) -> None:
     inputs, targets = (part[:40] for part in many)
     fixed, epochs = 5, 300
@@ -268,6 +270,7 @@ def test_fixed_symmetries_are_those_of_the_original(many: tuple[torch.Tensor, to
     assert one[0] != other[0], "a function of the seed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 6])
 def test_a_loader_takes_fixed_symmetries_of_its_own(ahead: int) -> None:
     table = part_of([next(puzzles(LEVELS["easy"], part="train", count=1))])
@@ -307,6 +310,7 @@ def test_augmentation_is_a_function_of_the_sample_and_not_of_the_batch() -> None
     assert not torch.equal(batches((8,), 0), batches((8,), 2)), "another epoch, another change"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["resident", "stream"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_puzzles_that_are_changed_ahead_are_those_of_the_fly(placement: Placement, rank: int) -> None:
