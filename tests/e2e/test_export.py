@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from lib.data.datasets.image_folder.data import decode
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError, ToolkitError
 from tests.e2e.runner import TINY, Runner
@@ -98,26 +96,6 @@ def loaded(file: Path, inputs: np.ndarray[Any, Any], folder: Path) -> np.ndarray
     return found
 
 
-def test_the_card_reads_an_image_as_the_run_does(
-    exported: tuple[Restored, Path, float | None], tmp_path: Path
-) -> None:
-    own, out, _ = exported
-    spec, wanted = own.data.dataset.spec, json.loads((out / "model.json").read_text())["preprocessing"]
-    sections = (out / "README.md").read_text().split("## Read an image")
-    assert (wanted is None) == (len(sections) == 1) == (not isinstance(spec, ImageSpec))
-    if not isinstance(spec, ImageSpec):
-        return
-    assert wanted["resize"] == [spec.height, spec.width]
-    code: dict[str, Any] = {}
-    exec(sections[1].split("```python")[1].split("```")[0], code)
-    pixels = np.random.default_rng(1).integers(0, 256, (61, 90, 3), np.uint8)
-    for number, orientation in enumerate((1, 6)):  # as it is, and a quarter turn
-        exif, file = Image.Exif(), tmp_path / f"{number}.png"
-        exif[0x0112] = orientation
-        Image.fromarray(pixels).save(file, exif=exif)
-        assert np.array_equal(code["read"](file), decode(file, spec.width))
-
-
 def test_what_is_exported_answers_like_the_run(
     exported: tuple[Restored, Path, float | None], tmp_path: Path
 ) -> None:
@@ -130,8 +108,10 @@ def test_what_is_exported_answers_like_the_run(
         "model.pt2",
     ]
     spec: Any = own.data.dataset.spec
-    labels = json.loads((out / "model.json").read_text())["labels"]
-    assert labels == list(own.data.dataset.class_names or map(str, range(getattr(spec, "classes", 0))))
+    facts, is_image = json.loads((out / "model.json").read_text()), isinstance(spec, ImageSpec)
+    assert ("## Read an image" in (out / "README.md").read_text()) == is_image == bool(facts["preprocessing"])
+    numbers = map(str, range(getattr(spec, "classes", 0)))
+    assert facts["labels"] == list(own.data.dataset.class_names or numbers)
     before = {name: weight.clone() for name, weight in own.job.model.state_dict().items()}
     if hasattr(spec, "columns"):  # numbers in units and categories by their place; one number is missing
         places: dict[str, Any] = {"area": [65.5, np.nan], "rooms": [3, 0], "city": [1, 2], "kind": [1, 0]}
