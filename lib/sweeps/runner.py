@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -61,14 +62,23 @@ class Result:
 
 def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
     """Resolve all runs before any is trained. Raises ConfigError where one cannot be configured."""
-    base = compose_text(root, experiment.config)
+    from lib.kconf.diagnostics import in_notation
+
+    try:
+        base = compose_text(root, experiment.config)
+    except ConfigError as error:
+        what = f"{experiment.places['config', None]}: {error.what}"
+        raise ConfigError(what, why=error.why, todo=error.todo, findings=error.findings) from error
     runs, findings = dict[str, Run](), dict[str, set[int]]()
     for number, settings in experiment.runs():
         try:
             run = Run(number=number, settings=settings, resolved=_resolved(experiment, settings, base, root))
         except ConfigError as error:
-            for finding in error.findings or (f"{experiment.name}: {error}",):
-                findings.setdefault(finding, set()).add(number)
+            named = [name for name in re.findall(r"CONFIG_(\w+)", str(error)) if name in settings]
+            place = experiment.place(named[0], settings[named[0]]) if named else experiment.name
+            for finding in error.findings or (f"{place}: {error}",):
+                text = in_notation(finding, equals=": ", yes="true", no="false")
+                findings.setdefault(text, set()).add(number)
             continue
         # Two equal runs would share a directory, and the table would count them as two.
         if (same := runs.setdefault(run.identity, run)) is not run:

@@ -142,6 +142,9 @@ def test_a_cycle_of_defaults_is_refused(tmp_path: Path) -> None:
         ("axes: {SEED: [7, 8]}", "SEED comes from seeds"),
         ("defaults: [nowhere]", r"there is no nowhere\.yaml beside it"),
         ("set: {CONFIG_SEED: 1}", "written without CONFIG_"),
+        ("set: {EMA: {a: 1}}", r"study\.yaml:2: EMA is a mapping, and an option takes one value"),
+        ("axes: {EMA: [true, null]}", r"study\.yaml:2: EMA is null"),
+        ("set: {SINK_PROJECT: [[a], b]}", r"study\.yaml:2: SINK_PROJECT is a list in a list"),
         ("defaults: base", "defaults is not a list"),
     ],
 )
@@ -188,8 +191,38 @@ def test_runs_are_checked_one_and_all_before_the_first(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("[!s]*")), "nothing was written"
     unknown, negative = error.value.findings
     file = tmp_path / "study.yaml"
-    assert unknown.startswith(f"{file}:4: CONFIG_MAX_STEP is not a symbol; did you mean CONFIG_MAX_STEPS")
-    assert negative.startswith(f'{file}:6: CONFIG_LEARNING_RATE="-1"') and negative.endswith(" (point 2)")
+    assert unknown == f"{file}:4: MAX_STEP is not a symbol; did you mean MAX_STEPS?"
+    assert negative.startswith(f"{file}:6: LEARNING_RATE: -1 is out") and negative.endswith(" (point 2)")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("set: {EMA: yes}", "2: EMA: yes is not true or false; write EMA: true"),
+        (
+            "set: {EMA_DECAY: 0.9}",
+            "2: EMA_DECAY: 0.9 has no effect: it needs EMA: true (now false); add EMA: true",
+        ),
+        ("axes: {MODEL: [resnet18]}", "2: MODEL cannot be set (now lenet5): it follows from MODEL_"),
+        (
+            "set: {OPTIMIZER_SGD: true, NESTEROV: true, MOMENTUM: 0}",
+            "2: NESTEROV: true needs a momentum above 0",
+        ),
+    ],
+)
+def test_a_value_is_refused_in_the_words_of_the_file(tmp_path: Path, text: str, told: str) -> None:
+    experiment = read_experiment(written(tmp_path, f"config: lenet5\n{text}\nseeds: 1\n"))
+    with pytest.raises(ConfigError) as error:
+        resolved_runs(experiment, root=ROOT)
+    (finding,) = error.value.findings
+    assert finding.startswith(f"{tmp_path / 'study.yaml'}:{told}") and "CONFIG_" not in finding
+
+
+def test_an_unknown_configuration_has_its_place(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"study\.yaml:2: there is no configuration called 'lenet'; did you"
+    ):
+        resolved_runs(read_experiment(written(tmp_path, "seeds: 1\nconfig: lenet\n")), root=ROOT)
 
 
 @pytest.mark.slow
