@@ -50,6 +50,7 @@ class Concurrency:
 
     def __init__(self, jobs: int | None, predict: Predict) -> None:
         self.workers, self.max_workers = 1, 1
+        self.took: list[tuple[str, float]] = []  # points and seconds of the runs that were trained so far
         self._jobs, self._predict = jobs, predict
         self._estimate: HostMemoryEstimate | None = None
         self._busy = 0

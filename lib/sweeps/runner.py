@@ -46,6 +46,11 @@ class Run:
         """Identity of the configuration, as in the names of run directories."""
         return identity(self.resolved.in_effect)
 
+    @property
+    def point(self) -> str:
+        """Identity of the configuration whatever its seed."""
+        return identity({**self.resolved.in_effect, "SEED": 0})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -132,20 +137,19 @@ def train_all(
     later: number of runs that follow these, for the remaining time that is logged after each run.
     Raises Suspended after a signal: finished runs are kept, and the same command resumes the stopped ones.
     """
-    missing = {run.identity for run in runs if known_result(run, out) is None}
-    took: list[float] = []  # seconds of the runs that were trained here
+    missing = {run.identity: run.point for run in runs if known_result(run, out) is None}
     with Children() as children:
 
         def result(run: Run) -> Result | None:
             with concurrency.slot():
                 began = time.monotonic()
                 found = _result(run, children, root=root, out=out, concurrency=concurrency, log=log)
-                if found is not None and found.seconds_cpu is None:
-                    missing.discard(run.identity)  # found done, or not to be trained now: it took no time
-                elif found is not None and run.identity in missing:
-                    took.append(time.monotonic() - began)
-                    if (left := len(missing) - len(took) + later) and not children.stopped_by:
-                        log(time_left(took, left=left, workers=concurrency.workers))
+                point = missing.pop(run.identity, None) if found is not None else None
+                if point is not None and found is not None and found.seconds_cpu is not None:  # trained now
+                    concurrency.took.append((point, time.monotonic() - began))
+                    left = [*missing.values(), *[None] * later]
+                    if left and not children.stopped_by:
+                        log(time_left(concurrency.took, left=left, workers=concurrency.workers))
                 return found
 
         found = children.map(result, runs, workers=concurrency.max_workers)
@@ -154,10 +158,15 @@ def train_all(
     return results
 
 
-def time_left(took: Sequence[float], *, left: int, workers: int) -> str:
-    """Format the remaining time of `left` runs, which take as long as those that took so many seconds."""
-    seconds = round(statistics.fmean(took) * left / min(workers, left))
-    return f"{left} run{'s' * (left > 1)} left, about {timedelta(seconds=seconds)}"
+def time_left(took: Sequence[tuple[str, float]], *, left: Sequence[str | None], workers: int) -> str:
+    """Format the remaining time of runs of the points `left`: None for points that are not known yet.
+
+    took: point and seconds of each run so far. One takes as long as those of its point, or else as all.
+    """
+    own = [[seconds for known, seconds in took if known == point] for point in left]
+    each = [statistics.fmean(seconds or [seconds for _, seconds in took]) for seconds in own]
+    seconds = round(max(sum(each) / workers, *each))
+    return f"{len(left)} run{'s' * (len(left) > 1)} left, about {timedelta(seconds=seconds)}"
 
 
 def write_results(out: Path, results: Sequence[Result]) -> None:

@@ -298,9 +298,15 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
 
 
 def test_the_remaining_time_counts_runs_and_workers() -> None:
-    assert time_left([50.0, 70.0], left=5, workers=1) == "5 runs left, about 0:05:00"
-    assert time_left([60.0], left=6, workers=2) == "6 runs left, about 0:03:00"
-    assert time_left([60.0], left=1, workers=4) == "1 run left, about 0:01:00"
+    assert time_left([("A", 50.0), ("A", 70.0)], left=["A"] * 5, workers=1) == "5 runs left, about 0:05:00"
+    assert time_left([("A", 60.0)], left=["A"] * 6, workers=2) == "6 runs left, about 0:03:00"
+    assert time_left([("A", 60.0)], left=["A"], workers=4) == "1 run left, about 0:01:00"
+    quick_and_slow = [("A", 10.0), ("A", 20.0), ("B", 100.0)]
+    assert time_left(quick_and_slow, left=["A", "B", "B"], workers=1) == "3 runs left, about 0:03:35"
+    assert time_left(quick_and_slow, left=["A", "B"], workers=4) == "2 runs left, about 0:01:40", (
+        "the slow one"
+    )
+    assert time_left([("A", 10.0), ("B", 20.0)], left=["C", None], workers=1) == "2 runs left, about 0:00:30"
 
 
 def test_a_stopped_run_is_no_failure_and_resumes_next_time(
@@ -364,7 +370,9 @@ def test_a_run_that_was_done_already_does_not_shorten_the_remaining_time(
     done.set_status("done", step=1, accuracy=0.25)
     done.release()
     runs[2] = dataclasses.replace(runs[2], side="B ")
-    train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
+    concurrency = Concurrency(1, nobody)
+    train_all(runs, root=ROOT, out=out, concurrency=concurrency, log=logged.append)
+    assert [point for point, _ in concurrency.took] == [run.point for run in runs[1:]], "for a later call"
     assert any(line.startswith(f"B {runs[2].identity} ") for line in logged), "of make ab"
     assert len(trained) == 2 and any("the sweep that started it had ended" in line for line in logged)
     assert [line.split(",")[0] for line in logged if " left" in line] == ["1 run left"]
