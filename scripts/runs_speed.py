@@ -1,5 +1,6 @@
 """CPU time of `make runs` with 10,000 runs: first without an index, then with it, a filter and an order."""
 
+import argparse
 import json
 import os
 import resource
@@ -32,6 +33,7 @@ def make_runs(folder: Path, model: str, count: int) -> None:
 
 def main() -> int:
     """Measure make runs without and with an index, and print both."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as made:
         make_runs(Path(made), "lenet5", 5000)
         make_runs(Path(made), "gpt2-tiny", 5000)
