@@ -27,6 +27,7 @@ def in_notation(text: str, *, equals: str, yes: str, no: str) -> str:
 
     text = _GIVE.sub(lambda found: f"; add {', '.join(found[1].split())}", text)
     text = _WORD.sub(word, text).replace("is not y or n", f"is not {yes} or {no}")
+    text = text.replace("set another =y", f"set another to {yes}")
     return re.sub(r"\(now ([yn])\b", lambda found: f"(now {yes if found[1] == 'y' else no}", text)
 
 
@@ -148,7 +149,7 @@ def not_taken(symbol: Any, value: str) -> str:
     now = f"{shown(symbol, value)} does not take: it is {symbol.str_value}"
     if symbol.choice and value == "n":
         others = [member for member in symbol.choice.syms if member is not symbol and member.visibility]
-        return f"{shown(symbol, value)} leaves no member of the choice; turn another on: {_names(others)}"
+        return f"{shown(symbol, value)} leaves no member of the choice; set another =y: {_names(others)}"
     if symbol.choice:
         return f"{now}; the choice has {_chosen(symbol.choice)}"
     if selectors := selecting(symbol):

@@ -155,7 +155,7 @@ def test_command_line_wins_silently_and_moves_choices(tree):
          'CONFIG_LEARNING_RATE="\\"0.1\\"" is not a number (Value: float, 0 < x <= 10)'),
         ("NUM_EPOCHS", "0", "CONFIG_NUM_EPOCHS=0 is outside 1..1000000"),
         ("NOTE", "a\nb", "CONFIG_NOTE has a line break in its value; a string is a single line"),
-        ("MODEL_LENET5", "n", "CONFIG_MODEL_LENET5=n leaves no member of the choice; turn another on: "
+        ("MODEL_LENET5", "n", "CONFIG_MODEL_LENET5=n leaves no member of the choice; set another =y: "
          "CONFIG_MODEL_GPT2, CONFIG_MODEL_MLP"),
         ("MODEL", "gpt2", "CONFIG_MODEL cannot be set (now lenet5): it follows from CONFIG_MODEL_LENET5, "
          "CONFIG_MODEL_GPT2, CONFIG_MODEL_MLP; set CONFIG_MODEL_GPT2=y"),

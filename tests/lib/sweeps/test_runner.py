@@ -203,6 +203,10 @@ def test_runs_are_checked_one_and_all_before_the_first(tmp_path: Path) -> None:
             "set: {EMA_DECAY: 0.9}",
             "2: EMA_DECAY: 0.9 has no effect: it needs EMA: true (now false); add EMA: true",
         ),
+        (
+            "set: {OPTIMIZER_ADAMW: false}",
+            "2: OPTIMIZER_ADAMW: false leaves no member of the choice; set another to true",
+        ),
         ("axes: {MODEL: [resnet18]}", "2: MODEL cannot be set (now lenet5): it follows from MODEL_"),
         (
             "set: {OPTIMIZER_SGD: true, NESTEROV: true, MOMENTUM: 0}",
