@@ -26,6 +26,7 @@ from lib.runs.identity import has_former_identity, identity, trains
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.experiment import Experiment, Setting
 from lib.sweeps.subprocess_run import Children, finished_run
+from lib.units import counted
 
 RESULT = "result.json"
 ALL_DEFAULTS = "alldefconfig"
@@ -92,7 +93,7 @@ def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
     if findings:
         refused, count = len(set(itertools.chain(*findings.values()))), len(experiment.points)
         raise ConfigError(
-            f"{refused} of {count} points of {experiment.name} cannot be configured",
+            f"{refused} of {counted(count, 'point')} of {experiment.name} cannot be configured",
             todo="nothing was trained",
             findings=[_with_points(text, numbers, count) for text, numbers in findings.items()],
         )
@@ -166,7 +167,7 @@ def time_left(took: Sequence[tuple[str, float]], *, left: Sequence[str | None], 
     own = [[seconds for known, seconds in took if known == point] for point in left]
     each = [statistics.fmean(seconds or [seconds for _, seconds in took]) for seconds in own]
     seconds = round(max(sum(each) / workers, *each))
-    return f"{len(left)} run{'s' * (len(left) > 1)} left, about {timedelta(seconds=seconds)}"
+    return f"{counted(len(left), 'run')} left, about {timedelta(seconds=seconds)}"
 
 
 def write_results(out: Path, results: Sequence[Result]) -> None:
