@@ -6,6 +6,7 @@ mistakes. Exit status: 2 for a configuration that is not possible, 1 for a run t
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import os
@@ -141,6 +142,26 @@ def error_in(output: str) -> str:
     return next((line for line in below if not line[0].isspace()), "")
 
 
+def signal_name(status: int) -> str:
+    """Name the signal that ended a process, by its negative exit status: signal 9 (Killed)."""
+    return f"signal {-status} ({signal.strsignal(-status)})"
+
+
+def end_at_interrupt() -> None:
+    """Let SIGINT end a program that is still importing, without a traceback, until `run_main` begins."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # neither ignored nor handled
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def interrupted_as(text: str) -> Iterator[None]:
+    """Say `text` where a KeyboardInterrupt within says nothing itself."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(str(error) or text) from error
+
+
 def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
     """Run a command line `main` and return its exit status; users see one-line errors.
 
@@ -150,14 +171,16 @@ def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an unencodable character must not end a run
             stream.reconfigure(errors="replace")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of `end_at_interrupt`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status = main()
         sys.stdout.flush()
         return status
     except ToolkitError as error:
         return report(error)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(str(error) or "interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 0 if is_listing else 128 + signal.SIGPIPE
@@ -168,6 +191,7 @@ def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
         return ConfigError.exit_code if error.errno == errno.ENAMETOOLONG else status  # a name that was given
     finally:
         _leave_stdout()
+        atexit.register(end_at_interrupt)  # what is left, libraries tear down
 
 
 def _open_closed_streams() -> None:

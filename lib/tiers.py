@@ -13,7 +13,7 @@ from lib.errors import ConfigError
 from lib.kconf import Resolved, load_written
 from lib.plan.tables import ADVERTISED_SHARE, TIER_1_GB, TIER_2_GB, TIER_3_GB, TIER_4_DEVICES, TIER_CONFIGS
 from lib.plan.types import Decision, Hardware
-from lib.units import GB
+from lib.units import GB, counted
 
 TIERS = tuple(TIER_CONFIGS)  # CONFIG_TIER_0 .. CONFIG_TIER_4
 
@@ -32,7 +32,7 @@ def tier_of(hardware: Hardware) -> Decision[str]:
         return Decision(TIERS[0], "there is no GPU")
     count = len(hardware.devices)
     smallest_gb = min(device.total_bytes for device in hardware.devices) / GB
-    gpus = f"{count} GPU(s), the smallest with {smallest_gb:.1f} GB"
+    gpus = f"{counted(count, 'GPU')}, the smallest with {smallest_gb:.1f} GB"
 
     def at_least(advertised_gb: int) -> bool:
         return smallest_gb >= ADVERTISED_SHARE * advertised_gb

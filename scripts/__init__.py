@@ -2,3 +2,10 @@
 
 Nothing imports from here.
 """
+
+import sys
+
+if sys.argv[:1] == ["-m"]:  # python -m scripts...: its imports come before run_main
+    from lib.errors import end_at_interrupt
+
+    end_at_interrupt()

@@ -6,6 +6,7 @@ python -m scripts.architecture check    exits with 1 where the page has another 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from collections.abc import Iterator
@@ -23,11 +24,14 @@ TREES = ("anneal", "lib", "models", "train", "scripts")
 
 def main() -> int:
     """Write the table of rooms into docs/architecture.md, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("action", nargs="?", choices=("write", "check"), default="write")
+    action = parser.parse_args().action
     written = PAGE.read_text(encoding="utf-8")
     before, rest = written.split(BEGIN)
     _, after = rest.split(END)
     page = f"{before}{BEGIN}\n{table()}{END}{after}"
-    if sys.argv[1:] != ["check"]:
+    if action == "write":
         PAGE.write_text(page, encoding="utf-8")
     elif page != written:
         todo = "run python -m scripts.architecture"

@@ -18,6 +18,7 @@ from lib.reports.run_report import option
 from lib.reports.series import LINES, read_series
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.index import read_row, read_runs, select, stored
+from lib.units import counted
 from scripts.runs import columns
 
 MOST_RUNS = 24  # with more lines no chart can be read
@@ -63,7 +64,7 @@ def selected(folder: Path, names: str, where: str) -> Sequence[RunDir]:
     if not 2 <= len(runs) <= MOST_RUNS:
         requested = f'RUNS="{names}"' + (f' WHERE="{where}"' if where else "")
         raise ConfigError(
-            f"{requested} selects {len(runs)} run{'s' * (len(runs) != 1)}",
+            f"{requested} selects {counted(len(runs), 'run')}",
             why=f"a comparison is of 2 to {MOST_RUNS}",
             todo='name them as RUNS="a b", or select them with WHERE=; make runs lists them',
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ TESTS = {
 
 def main() -> int:
     """Return 1 if a test failed at least once; print the output of each failure."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     failures = 0
     for test, times in TESTS.items():
         passed = sum(_passes(test) for _ in range(times))

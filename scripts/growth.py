@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lib import atomic
 from lib.data.sampler import epoch_order, sample_stream
+from lib.errors import run_main
 from lib.reports.run_report import write_report
 from lib.reports.series import read_series
 from lib.runs import index, metrics
@@ -188,7 +189,7 @@ def page(rows: Sequence[Row], machine: str) -> str:
     return HEAD.format(rounds=ROUNDS, sorting=sorting, machine=machine) + "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main() -> int:
     """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path)
@@ -198,7 +199,8 @@ def main() -> None:
     print("\n".join(aligned(columns(cells_of(rows)))))
     if options.write is not None:
         atomic.write_text(options.write, page(rows, options.machine))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main(main))

@@ -6,6 +6,7 @@ torch. A missing interpreter is reported and is not a failure.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ TESTS = (
 
 def main() -> int:
     """Run the tests in every environment. Raises ToolkitError if they fail in one."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     failed = []
     for version in PYTHONS:
         if (python := find_python(version)) is None:

@@ -14,6 +14,8 @@ import ray
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from lib.errors import run_main
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -56,4 +58,4 @@ def _train(number: int, first: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

@@ -1,5 +1,6 @@
 """CPU time of `make runs` with 10,000 runs: first without an index, then with it, a filter and an order."""
 
+import argparse
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from lib import kconf
+from lib.errors import run_main
 from lib.runs.directory import RunDir
 
 COMMAND = [sys.executable, "-m", "scripts.runs", "--where", "model=lenet5 lr>0.1", "--sort", "loss", "--runs"]
@@ -29,7 +31,9 @@ def make_runs(folder: Path, model: str, count: int) -> None:
         os.utime(copy, ns=(0, 0))  # what has just changed would be read again
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Measure make runs without and with an index, and print both."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as made:
         make_runs(Path(made), "lenet5", 5000)
         make_runs(Path(made), "gpt2-tiny", 5000)
@@ -38,3 +42,8 @@ if __name__ == "__main__":
             lines = subprocess.run([*COMMAND, made], check=True, stdout=subprocess.PIPE).stdout.splitlines()
             used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - used
             print(f"{title}: {used:.2f} CPU seconds; {lines[-1].decode()}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

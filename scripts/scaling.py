@@ -30,6 +30,7 @@ from lib.units import whole_number
 
 COMMANDS = ("all", "plan", "run", "fit", "plot", "report")
 DEVICES = ("cpu", "cuda", "mps")
+OUT = Path("benchmark_results/scaling")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +74,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=batch, help="samples of an optimizer step")
     parser.add_argument("--device", type=available_device, default="cpu", help=", ".join(DEVICES))
     parser.add_argument("--corpus", default="synthetic", help="synthetic, pysource, wikitext2 or file:PATH")
-    parser.add_argument("--out", type=Path, default=Path("benchmark_results/scaling"), help="where to")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results; default: %(default)s")
     return parser.parse_args(arguments)
 
 

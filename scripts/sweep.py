@@ -22,7 +22,7 @@ from lib.sweeps.optuna_search import run_search
 from lib.sweeps.paired_comparison import Comparison, parse_looks
 from lib.sweeps.points import best_of, main_effects, objective, table
 from lib.sweeps.runner import Result, Run, format_settings
-from lib.units import whole_number
+from lib.units import counted, whole_number
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = ROOT / "defconfigs" / "sweeps"
@@ -81,17 +81,17 @@ def train_points(
 ) -> tuple[Experiment, list[Result]]:
     """Return the experiment with its points, those of a search included, and the results of their runs."""
     train = partial(runner.train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
-    seeds = len(experiment.seeds)
+    seeds = counted(len(experiment.seeds), "seed")
     if experiment.search is None:
         runs = runner.resolved_runs(experiment, root=ROOT)
-        log(f"{len(experiment.points)} points, {seeds} seeds, in {out}")
+        log(f"{counted(len(experiment.points), 'point')}, {seeds}, in {out}")
         if new := [run.resolved for run in runs if runner.known_result(run, out) is None]:
             log(concurrency.choose(new, runs=len(new)))
         return experiment, train(runs)
-    log(f"{experiment.search.samples} samples, {seeds} seeds, in {out}")
+    log(f"{counted(experiment.search.samples, 'sample')}, {seeds}, in {out}")
 
     def begin(ends: Sequence[Run]) -> None:
-        log(concurrency.choose([run.resolved for run in ends], runs=seeds))
+        log(concurrency.choose([run.resolved for run in ends], runs=len(experiment.seeds)))
 
     return run_search(experiment, root=ROOT, train=train, begin=begin)
 
@@ -139,7 +139,8 @@ def draw_main_effects(experiment: Experiment, results: Sequence[Result], file: P
             axes.set_xscale("log")
 
     draws = [partial(draw, name=name) for name in effects]
-    title = f"{experiment.name}: mean over the other axes, standard error over {len(experiment.seeds)} seeds"
+    seeds = counted(len(experiment.seeds), "seed")
+    title = f"{experiment.name}: mean over the other axes, standard error over {seeds}"
     inches = (max(7.0, 3.5 * len(draws)), 3.5)
     page = draw_page(draws, rows=1, inches=inches, fontsize=7, title=title)
     atomic.save(file, page, action="write a plot")

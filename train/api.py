@@ -89,6 +89,7 @@ def configure(base: str | Path, **options: bool | int | float | str) -> Configur
     base: NAME or NAME+FRAGMENT as in make defconfig-NAME, or a file: a Path, or a text with a slash.
     Raises ConfigError for an option that does not exist or has no effect.
     """
+    from lib.kconf.diagnostics import in_notation
     from lib.sweeps.runner import compose_text
 
     words = {True: "y", False: "n"}
@@ -101,9 +102,11 @@ def configure(base: str | Path, **options: bool | int | float | str) -> Configur
             resolved = kconf.load(root=ROOT, config_file=Path(base), overrides=given)
         else:
             resolved = kconf.load_written(compose_text(ROOT, base), root=ROOT, overrides=given)
+        config_from_values(resolved.values)
     except ConfigError as error:  # a traceback shows no findings
-        raise ConfigError("; ".join(error.findings) or str(error), findings=error.findings) from error
-    config_from_values(resolved.values)
+        found = [one.removeprefix("command line: ") for one in error.findings or [str(error)]]
+        lines = [in_notation(one, equals="=", yes="True", no="False") for one in found]
+        raise ConfigError("; ".join(lines), findings=lines if error.findings else ()) from error
     return Configuration(resolved.values, resolved.text)
 
 

@@ -20,7 +20,7 @@ from lib.devices.backend import open_backend
 from lib.devices.base import Backend
 from lib.devices.probe import environment, main_memory, probe
 from lib.distributed.launcher import become_worker, end_process, keep, launch
-from lib.errors import ToolkitError, run_main
+from lib.errors import ToolkitError, interrupted_as, run_main
 from lib.memory.peak import resident_bytes, training_peak
 from lib.nn.model_code import code_facts
 from lib.plan.show import plain_text
@@ -157,6 +157,7 @@ def _request_of(run: RunDir, *, root: Path, runs: Path, started: float, verbose:
     return _request(stored_configuration(run, root), root=root, runs=runs, started=started, verbose=verbose)
 
 
+@interrupted_as("interrupted before training began; the same command begins again")
 def _plan_and_train(
     request: RunRequest, find_run: Callable[[], RunDir | None], *, original: RunDir | None = None
 ) -> int:
@@ -302,13 +303,24 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         return status
     except BaseException as error:
         _log_end(run, error)
-        if not isinstance(error, KeyboardInterrupt):
+        if not isinstance(error, KeyboardInterrupt):  # which ends the run at once
             record.copy_final_status()
-        elif run.status().state == "preempted":  # it ends at once
-            record.log(f"Interrupted; {resume_command(run.path)} resumes this run")
-        raise
+            raise
+        text = _interrupted_text(run)
+        record.console.write_log(text)
+        raise KeyboardInterrupt(text) from error
     finally:
         record.close()
+
+
+def _interrupted_text(run: RunDir) -> str:
+    """Return what a user who interrupted a run needs to know: what is lost, and how it resumes."""
+    status = run.status()
+    if status.state == "done":
+        return "interrupted, but the run is done"
+    if status.step:
+        return f"interrupted; {resume_command(run.path)} resumes after step {status.step}"
+    return f"interrupted before the first checkpoint; {resume_command(run.path)} begins again"
 
 
 def _log_end(run: RunDir, error: BaseException) -> None:

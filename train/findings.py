@@ -68,9 +68,8 @@ def _memory(run: RunDir, restored: Restored, root: Path) -> Block | None:
     trace = MemoryTraces(config, restored.data).of(step_settings(plan), hardware).trace
     sizes = list(accumulate(event.byte_count / 1e6 for event in trace.events))
     return curve(
-        "Memory over two steps and an evaluation batch, predicted",
+        "Predicted memory over two steps and an evaluation batch, in MB",
         {"all tensors": enumerate(sizes)},
         x="allocations and releases, in order",
-        y="MB",
         note=f"Its highest point is {trace.peak_bytes / 1e6:,.1f} MB.",
     )

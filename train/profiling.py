@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -150,6 +152,42 @@ def self_times(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, fl
             open_calls.append([name, begin - negative, -negative])
 
 
+class _Profiler(torch.profiler.profile):
+    """The profiler with its C++ library's log of starts and stops in the file `notes`, if it is one."""
+
+    notes: Path | None = None
+
+    def step(self) -> None:
+        with _moved(self.notes):
+            super().step()
+
+    def stop(self) -> None:
+        with _moved(self.notes):
+            super().stop()
+
+
+@contextmanager
+def _moved(file: Path | None) -> Iterator[None]:
+    """Append to `file` what is written to descriptor 2, and repeat what is no mark of a start or stop.
+
+    KINETO_LOG_LEVEL has no value that leaves out these marks, whose level is USDT, and keeps errors.
+    """
+    if file is None:
+        yield
+        return
+    kept = os.dup(2)
+    with file.open("a+b") as log:
+        begin = log.seek(0, os.SEEK_END)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            log.seek(begin)
+            os.write(2, b"".join(line for line in log if not line.startswith(b"USDT:")))
+
+
 class _Enough(Exception):
     """Raised after the last step of the trace."""
 
@@ -189,11 +227,15 @@ def _profile(
     if backend.is_main:
         with os_errors("create a folder", todo="OUT= names another place"):
             out.mkdir(parents=True, exist_ok=True)
-    profiler = torch.profiler.profile(
+    profiler = _Profiler(
         activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (backend.device.type == "cuda")],
         schedule=torch.profiler.schedule(wait=WARM_UP - 1, warmup=1, active=steps, repeat=1),
         on_trace_ready=lambda done: done.export_chrome_trace(str(trace)) if backend.is_main else None,
     )
+
+    if backend.is_main:  # the others write to rank logs
+        profiler.notes = out / "profiler.log"
+        profiler.notes.write_bytes(b"")
 
     def end_step(step: int, fraction: float) -> None:  # noqa: ARG001
         profiler.step()

@@ -21,6 +21,7 @@ from lib.data.augment import ONE, DrawnRows, Operation, Random, mirrored
 from lib.data.types import ImageSpec, Indices, Spec
 from lib.devices.base import send
 from lib.errors import ConfigError
+from lib.units import counted
 
 Size: TypeAlias = tuple[int, int]  # height and width of images in pixels
 Numbers: TypeAlias = npt.NDArray[np.float64]
@@ -168,7 +169,9 @@ def operations(augmentation: AugmentOptions, spec: Spec) -> list[Operation]:
     hue, saturation = augmentation.augment_hue, augmentation.augment_saturation
     if (saturation or hue) and spec.channels != 3:
         what = f"CONFIG_AUGMENT_{'SATURATION' if saturation else 'HUE'} is for colours"
-        raise ConfigError(what, why=f"{spec.name} has {spec.channels} channel(s)", todo="set it to 0")
+        raise ConfigError(
+            what, why=f"{spec.name} has {counted(spec.channels, 'channel')}", todo="set it to 0"
+        )
     factors = saturation, augmentation.augment_contrast, augmentation.augment_brightness
     mixup, cutmix = augmentation.augment_mixup_alpha, augmentation.augment_cutmix_alpha
     least, erased = augmentation.augment_crop_pct or 0, augmentation.augment_erase_pct or 0

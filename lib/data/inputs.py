@@ -26,6 +26,7 @@ from lib.data.datasets.text_files import padded
 from lib.data.tokenizers import as_text, tokenizer_from_json
 from lib.data.types import ArrayPart, Column, Dataset, Images, Part, Spec, TextSpec, TokenPart
 from lib.errors import ConfigError, DataError, meant, os_errors, raise_faults
+from lib.units import counted
 
 STDIN = "-"
 _ARRAYS = frozenset({".npz"})
@@ -217,7 +218,8 @@ def _with_channels(image_CHW: Images, channels: int) -> Images:
     if len(image_CHW) == 1:
         return image_CHW.repeat(channels, axis=0)
     if channels != 1 or not (image_CHW == image_CHW[:1]).all():
-        raise BadSampleError(f"it has colours, and the run was trained on images of {channels} channel(s)")
+        trained = f"the run was trained on images of {counted(channels, 'channel')}"
+        raise BadSampleError(f"it has colours, and {trained}")
     return image_CHW[:1]
 
 

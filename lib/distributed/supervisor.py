@@ -19,7 +19,7 @@ from typing import Any
 from lib.atomic import naming
 from lib.distributed.launcher import KEPT, LAUNCH, STOP
 from lib.distributed.local_ranks import run_ranks
-from lib.errors import Suspended, outlast_readers
+from lib.errors import Suspended, outlast_readers, signal_name
 from lib.runs.directory import RunDir
 
 _TAIL_LINES = 30
@@ -81,7 +81,7 @@ class Supervisor:
         rank = self._first_failed(failed)
         if failed.get(rank, 0) >= 0:  # not killed by a signal from elsewhere
             return ""
-        return f"process {rank} of {self._world} was ended by signal {-failed[rank]}: starting all again"
+        return f"process {rank} of {self._world} was ended by {signal_name(failed[rank])}: starting all again"
 
     def _attempt(self, arguments: Sequence[str]) -> dict[int, int]:
         """Run the workers once; returns exit statuses (negative: signals) of failed ones by local rank."""
@@ -199,12 +199,13 @@ class Supervisor:
         if not failed:
             return 0
         if self._signal:
-            print("interrupted", file=sys.stderr)
+            if failed.get(0) != 128 + signal.SIGINT:  # it has not said so
+                print("interrupted", file=sys.stderr)
             return 128 + self._signal
         rank = self._first_failed(failed)
         status = failed.get(rank, 1)
         if rank != 0 or status < 0 or self._crash_of(rank).exists():
-            how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            how = f"was ended by {signal_name(status)}" if status < 0 else f"ended with status {status}"
             reason = f"process {rank} of {self._world} {how}"
             kept = self._kept()
             run = RunDir(Path(kept["run"])) if kept.get("own") else None

@@ -56,6 +56,11 @@ _ARGUMENTS: dict[str, list[Argument]] = {
 
 def main(arguments: Sequence[str], *, root: Path) -> int:
     """Run one command for the tree at `root`; returns 0, or 2 after one-line errors on stderr."""
+    # What the commands write, they write before they print.
+    return run_main(lambda: _run(_parser().parse_args(arguments), root), is_listing=True)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kconf.py", description="Configuration of training runs", allow_abbrev=False
     )
@@ -68,8 +73,7 @@ def main(arguments: Sequence[str], *, root: Path) -> int:
         command = commands.add_parser(name, help=text)
         for argument, settings in _ARGUMENTS.get(name, ()):
             command.add_argument(argument, **settings)
-    options = parser.parse_args(arguments)
-    return run_main(lambda: _run(options, root), is_listing=True)  # what they write, they write before
+    return parser
 
 
 def _run(options: argparse.Namespace, root: Path) -> int:

@@ -34,11 +34,13 @@ def compose(
 ) -> tuple[StrictLoad, list[str]]:
     """Load the configuration `NAME` or `NAME+FRAGMENT+...` into our own `tree`; also returns its notices.
 
+    NAME may also be the path of a file, with a slash.
+
     more: files to merge on top, in order. strict: a fragment that overrides an earlier value is an error, not
     a notice. Raises ConfigError.
     """
     root = Path(tree.srctree)
-    base, *fragments = spec.split("+")
+    base, *fragments = parts_of(spec)
     if fragments and not all((base, *fragments)):
         raise ConfigError(f"'{spec}' lacks a name beside a plus sign", todo=_HOW_TO_ADD)
     found = [find_fragment(root, name) for name in fragments]
@@ -46,6 +48,11 @@ def compose(
     layers = [read_shipped(root, path) for path in paths]
     configuration = StrictLoad(tree, *layers, refuse_replacing=strict)
     return configuration, [*hidden(root, found), *accept(configuration, "nothing was written").notices]
+
+
+def parts_of(spec: str) -> list[str]:
+    """Return the name, or the path, of the configuration in `spec`, and the names of the fragments."""
+    return [spec] if is_file(spec) else spec.split("+")
 
 
 def available(root: Path) -> tuple[list[Path], list[Path]]:
@@ -141,6 +148,11 @@ def _files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_file() and _NAME.fullmatch(path.name))
 
 
+def is_file(name: str) -> bool:
+    """True for the path of a file; a shipped configuration is named without a slash."""
+    return "/" in name and Path(name).is_file()
+
+
 def _is_called(path: Path, name: str) -> bool:
     return path.name in (name, f"{name}.config")
 
@@ -149,13 +161,13 @@ def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
     for path in wanted:
         if _is_called(path, name):
             return path
+    if is_file(name):
+        if kind == "configuration":
+            return Path(name)
+        raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=f"give FRAGMENT={name}")
     if any(path.name == name for path in others):
         other = "fragment" if kind == "configuration" else "configuration"
         raise ConfigError(f"{name} is a {other}, not a {kind}", todo=_HOW_TO_ADD)
-    if "/" in name and Path(name).is_file():
-        start = f"make alldefconfig KCONFIG_ALLCONFIG={name}"
-        todo = start if kind == "configuration" else f"give FRAGMENT={name}"
-        raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=todo)
     close = close_names(name, [path.name for path in wanted])
     hint = f"did you mean {' or '.join(close)}?" if close else "make list-defconfigs shows what there is"
     raise ConfigError(f"there is no {kind} called '{name}'", todo=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,21 @@ from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
 _MAX_NAMES = 6
 _MAX_ABSENT = 10  # limit for the undefined symbols that a file sets to n
+_WORD = re.compile(r'CONFIG_(\w+)(?:=("(?:[^"\\]|\\.)*"|(?:[^\s;()]*[^\s;(),])?))?')
+_GIVE = re.compile(r"; give ((?:CONFIG_\w+=[yn] )+)CONFIG_.*", re.DOTALL)
+
+
+def in_notation(text: str, *, equals: str, yes: str, no: str) -> str:
+    """Return a finding in the words of a user who writes NAME`equals``yes` in place of CONFIG_NAME=y."""
+
+    def word(found: re.Match[str]) -> str:
+        value = found[2]
+        return found[1] + ("" if value is None else equals + {"y": yes, "n": no}.get(value, value.strip('"')))
+
+    text = _GIVE.sub(lambda found: f"; add {', '.join(found[1].split())}", text)
+    text = _WORD.sub(word, text).replace("is not y or n", f"is not {yes} or {no}")
+    text = text.replace("set another =y", f"set another to {yes}")
+    return re.sub(r"\(now ([yn])\b", lambda found: f"(now {yes if found[1] == 'y' else no}", text)
 
 
 def unknown_symbol(tree: Any, name: str, value: str, *, near: bool = True) -> str:

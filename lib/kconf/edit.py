@@ -92,9 +92,9 @@ def _defconfig(project: Project, options: Namespace) -> None:
     tree = load_own_tree(project.root)
     configuration, notices = defconfig.compose(tree, options.name, more=more, strict=options.strict)
     report_notices(notices)
-    base, plus, fragments = options.name.partition("+")
-    path = display(defconfig.path_of(project.root, base))  # EXTERNAL= may have it
-    name = " + ".join([f"{path}{plus}{fragments}", *map(str, more)])
+    base, *fragments = defconfig.parts_of(options.name)
+    path = Path(base) if defconfig.is_file(base) else defconfig.path_of(project.root, base)  # or EXTERNAL='s
+    name = " + ".join(["+".join([display(path), *fragments]), *map(str, more)])
     project.save(configuration, changed=f"written from {name}", same=f"already as {name}")
 
 

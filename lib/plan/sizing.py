@@ -36,7 +36,7 @@ from lib.plan.show import (
 )
 from lib.plan.tables import cpu_table_batch, raise_to_norm_batch, strict_bound, table_bound
 from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, ModelFacts, rank_shares
-from lib.units import bytes_text
+from lib.units import bytes_text, counted
 
 if TYPE_CHECKING:
     from lib.plan.micro_batch_search import Probed
@@ -303,7 +303,7 @@ def _check_manual_product(context: SizingContext, split: Split) -> None:
     if target and target != effective:
         raise PlanError(
             f"CONFIG_TARGET_EFFECTIVE_BATCH={target} contradicts CONFIG_BATCH_SIZE={split.micro_batch} x "
-            f"CONFIG_GRADIENT_ACCUMULATION={split.accumulation} x {world} device(s) = {effective}",
+            f"CONFIG_GRADIENT_ACCUMULATION={split.accumulation} x {counted(world, 'device')} = {effective}",
             todo="make them agree, or set CONFIG_GRADIENT_ACCUMULATION or CONFIG_TARGET_EFFECTIVE_BATCH to 0",
         )
     _check_data(context, split, todo="lower CONFIG_GRADIENT_ACCUMULATION or CONFIG_BATCH_SIZE")

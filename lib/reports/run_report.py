@@ -183,7 +183,7 @@ def _memory(plan: Plan | None, series: Sequence[Series], findings: Findings) -> 
         if memory:
             rows.append(("measured / predicted peak", f"{peak / memory.peak_bytes:.2f}"))
             lines["predicted peak"] = [(at, memory.peak_bytes / 1e6) for at in (steps[0], steps[-1])]
-        charts.append(curve("Peak memory over the run", lines, x="optimizer step", y="MB"))
+        charts.append(curve("Peak memory over the run, in MB", lines, x="optimizer step"))
         if traced:
             across = [traced["lines"][0]["x"][end] for end in (0, -1)]
             level = {"name": "measured peak", "style": 1, "x": across, "value": [peak / 1e6] * 2}

@@ -17,7 +17,7 @@ from lib import kconf
 from lib.errors import ToolkitError, error_in
 from lib.plan.tables import FREE_MEMORY_MARGIN
 from lib.plan.types import Hardware
-from lib.units import bytes_text
+from lib.units import bytes_text, counted
 
 # Symbols on which memory does not depend. Of fractions (momentum, dropout) only being 0 or not matters.
 _WITHOUT_MEMORY = {"SEED", "NUM_EPOCHS", "MAX_STEPS", "MAX_SECONDS"}
@@ -50,6 +50,7 @@ class Concurrency:
 
     def __init__(self, jobs: int | None, predict: Predict) -> None:
         self.workers, self.max_workers = 1, 1
+        self.took: list[tuple[str, float]] = []  # points and seconds of the runs that were trained so far
         self._jobs, self._predict = jobs, predict
         self._estimate: HostMemoryEstimate | None = None
         self._busy = 0
@@ -112,7 +113,7 @@ def choose_workers(estimate: HostMemoryEstimate, *, jobs: int | None, runs: int)
     free = bytes_text(hardware.devices[0].free_bytes)
     parts = [
         *([f"JOBS={jobs}"] if jobs else []),
-        f"{hardware.cpu_count} CPU{'s' if hardware.cpu_count > 1 else ''}",
+        f"{counted(hardware.cpu_count, 'CPU')}",
         f"a run needs {bytes_text(run_bytes)} ({estimate.why})",
         f"{bytes_text(usable_bytes)} of {free} free are usable",
     ]
@@ -120,7 +121,7 @@ def choose_workers(estimate: HostMemoryEstimate, *, jobs: int | None, runs: int)
         parts.append(f"WARNING: {workers} need {bytes_text(workers * run_bytes)}")
     if workers * estimate.processes > hardware.cpu_count:
         parts.append(f"WARNING: {workers * estimate.processes} processes share them")
-    return workers, f"{workers} worker{'s' if workers > 1 else ''}: {'; '.join(parts)}"
+    return workers, f"{counted(workers, 'worker')}: {'; '.join(parts)}"
 
 
 def distinct(configurations: Sequence[kconf.Resolved]) -> list[kconf.Resolved]:

@@ -84,7 +84,7 @@ class Experiment:
 
     points: settings of each point; each is trained with every seed.
     search: search space from which Optuna proposes the points; None where the file lists them.
-    places: a symbol and its value, or None -> file:line of the assignment.
+    places: a symbol and its value, or None -> file:line of the assignment; that of config, too.
     notices: of keys that set nothing here.
     """
 
@@ -117,6 +117,11 @@ def read_experiment(file: Path) -> Experiment:
         raise ConfigError(f"{document.place('config')} names no configuration", todo=todo)
     settings = {name: value for name, value in _mapping(document, "set").items() if value is not None}
     axes = _mapping(document, "axes")
+    for name in settings:
+        document.check_value(settings[name], "set", name)
+    for name, axis in axes.items():
+        for index, value in enumerate(axis if isinstance(axis, list) else ()):
+            document.check_value(value, "axes", name, index)
     for key, symbols in (("set", settings), ("axes", axes)):
         if "SEED" in symbols:
             todo = "write seeds: a number or a list"
@@ -193,6 +198,7 @@ def _places(
 ) -> Iterator[tuple[tuple[str, str | None], str]]:
     """Yield the places of settings, then of axes, which override them."""
     yield ("SEED", None), document.place("seeds")
+    yield ("config", None), document.place("config")
     for name in settings:
         yield (name, None), document.place("set", name)
     for name, axis in axes.items():

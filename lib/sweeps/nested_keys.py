@@ -36,7 +36,9 @@ def with_symbols(document: Document, raw: Callable[[Plain], str]) -> tuple[Docum
     for name, part in sections.items():
         if not isinstance(part, dict):
             raise document.error(name, fault=f"{name} is not a mapping of keys to values")
-        given |= {(name, key): raw(value) for key, value in part.items()}
+        for key, value in part.items():
+            document.check_value(value, name, key)
+            given[name, key] = raw(value)
     places, notices, symbols = dict(document.places), list[str](), dict[str, Plain]()
     for (name, key), text in given.items():
         rules, here = tables()[name], f"{name}.{key}"
@@ -48,13 +50,13 @@ def with_symbols(document: Document, raw: Callable[[Plain], str]) -> tuple[Docum
             raise document.error(name, key, fault=f"{here}: {text} is not known here", todo=todo)
         other, _, value = tables()["_file"]["without_effect"].get(here, "").partition("=")
         if other and given.get(tuple(other.split("."))) == value:
-            rule = f"{_NOTHING}{other} is {value}"
+            rule = f"{_NOTHING}{other} is { {'y': 'true', 'n': 'false'}[value] }"
         if rule.startswith(_NOTHING):
             notices.append(f"{document.place(name, key)}: {here} sets nothing: {rule.removeprefix(_NOTHING)}")
             continue
         for symbol, _, value in (assignment.partition("=") for assignment in rule.split()):
             symbols[symbol] = text if value == "*" else value
-            places.setdefault(("set", symbol), document.place(name, key))
+            places.setdefault(("set", symbol), f"{document.place(name, key)}: {here}")
     if "SEED" in symbols:
         content.setdefault("seeds", [int(str(symbols.pop("SEED")))])
     content["set"] = symbols | dict(content.get("set") or {})

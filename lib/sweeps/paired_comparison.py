@@ -17,7 +17,6 @@ from typing import Any
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.directory import RunDir
-from lib.runs.identity import identity
 from lib.runs.metrics import NOT_METRICS, higher_is_better, preferred
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.runner import Log, Run, known_result, train_all
@@ -46,7 +45,7 @@ class Comparison:
     @property
     def record(self) -> Path:
         """The record of these two configurations, in either order and with any seeds."""
-        names = sorted(identity({**run.resolved.in_effect, "SEED": 0}) for run in self.pairs[0])
+        names = sorted(run.point for run in self.pairs[0])
         return self.out / f"{'_'.join(names)}.json"  # which is no name of a run
 
     def judged(self) -> list[dict[str, Any]]:

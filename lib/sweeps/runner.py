@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from lib.runs.identity import has_former_identity, identity, trains
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.experiment import Experiment, Setting
 from lib.sweeps.subprocess_run import Children, finished_run
+from lib.units import counted
 
 RESULT = "result.json"
 ALL_DEFAULTS = "alldefconfig"
@@ -45,6 +47,11 @@ class Run:
         """Identity of the configuration, as in the names of run directories."""
         return identity(self.resolved.in_effect)
 
+    @property
+    def point(self) -> str:
+        """Identity of the configuration whatever its seed."""
+        return identity({**self.resolved.in_effect, "SEED": 0})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -61,14 +68,23 @@ class Result:
 
 def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
     """Resolve all runs before any is trained. Raises ConfigError where one cannot be configured."""
-    base = compose_text(root, experiment.config)
+    from lib.kconf.diagnostics import in_notation
+
+    try:
+        base = compose_text(root, experiment.config)
+    except ConfigError as error:
+        what = f"{experiment.places['config', None]}: {error.what}"
+        raise ConfigError(what, why=error.why, todo=error.todo, findings=error.findings) from error
     runs, findings = dict[str, Run](), dict[str, set[int]]()
     for number, settings in experiment.runs():
         try:
             run = Run(number=number, settings=settings, resolved=_resolved(experiment, settings, base, root))
         except ConfigError as error:
-            for finding in error.findings or (f"{experiment.name}: {error}",):
-                findings.setdefault(finding, set()).add(number)
+            named = [name for name in re.findall(r"CONFIG_(\w+)", str(error)) if name in settings]
+            place = experiment.place(named[0], settings[named[0]]) if named else experiment.name
+            for finding in error.findings or (f"{place}: {error}",):
+                text = in_notation(finding, equals=": ", yes="true", no="false")
+                findings.setdefault(text, set()).add(number)
             continue
         # Two equal runs would share a directory, and the table would count them as two.
         if (same := runs.setdefault(run.identity, run)) is not run:
@@ -77,7 +93,7 @@ def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
     if findings:
         refused, count = len(set(itertools.chain(*findings.values()))), len(experiment.points)
         raise ConfigError(
-            f"{refused} of {count} points of {experiment.name} cannot be configured",
+            f"{refused} of {counted(count, 'point')} of {experiment.name} cannot be configured",
             todo="nothing was trained",
             findings=[_with_points(text, numbers, count) for text, numbers in findings.items()],
         )
@@ -122,20 +138,19 @@ def train_all(
     later: number of runs that follow these, for the remaining time that is logged after each run.
     Raises Suspended after a signal: finished runs are kept, and the same command resumes the stopped ones.
     """
-    missing = {run.identity for run in runs if known_result(run, out) is None}
-    took: list[float] = []  # seconds of the runs that were trained here
+    missing = {run.identity: run.point for run in runs if known_result(run, out) is None}
     with Children() as children:
 
         def result(run: Run) -> Result | None:
             with concurrency.slot():
                 began = time.monotonic()
                 found = _result(run, children, root=root, out=out, concurrency=concurrency, log=log)
-                if found is not None and found.seconds_cpu is None:
-                    missing.discard(run.identity)  # found done, or not to be trained now: it took no time
-                elif found is not None and run.identity in missing:
-                    took.append(time.monotonic() - began)
-                    if (left := len(missing) - len(took) + later) and not children.stopped_by:
-                        log(time_left(took, left=left, workers=concurrency.workers))
+                point = missing.pop(run.identity, None) if found is not None else None
+                if point is not None and found is not None and found.seconds_cpu is not None:  # trained now
+                    concurrency.took.append((point, time.monotonic() - began))
+                    left = [*missing.values(), *[None] * later]
+                    if left and not children.stopped_by:
+                        log(time_left(concurrency.took, left=left, workers=concurrency.workers))
                 return found
 
         found = children.map(result, runs, workers=concurrency.max_workers)
@@ -144,10 +159,15 @@ def train_all(
     return results
 
 
-def time_left(took: Sequence[float], *, left: int, workers: int) -> str:
-    """Format the remaining time of `left` runs, which take as long as those that took so many seconds."""
-    seconds = round(statistics.fmean(took) * left / min(workers, left))
-    return f"{left} run{'s' * (left > 1)} left, about {timedelta(seconds=seconds)}"
+def time_left(took: Sequence[tuple[str, float]], *, left: Sequence[str | None], workers: int) -> str:
+    """Format the remaining time of runs of the points `left`: None for points that are not known yet.
+
+    took: point and seconds of each run so far. One takes as long as those of its point, or else as all.
+    """
+    own = [[seconds for known, seconds in took if known == point] for point in left]
+    each = [statistics.fmean(seconds or [seconds for _, seconds in took]) for seconds in own]
+    seconds = round(max(sum(each) / workers, *each))
+    return f"{counted(len(left), 'run')} left, about {timedelta(seconds=seconds)}"
 
 
 def write_results(out: Path, results: Sequence[Result]) -> None:

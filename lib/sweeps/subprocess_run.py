@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from lib import atomic
-from lib.errors import Suspended, ToolkitError, error_in
+from lib.errors import Suspended, ToolkitError, error_in, signal_name
 from lib.kconf import Resolved
 from lib.runs.directory import RunDir
 from lib.runs.identity import trains
@@ -109,13 +109,14 @@ class Children:
         with self._lock:
             self._running.discard(process.pid)
         process.returncode = status = os.waitstatus_to_exitcode(waited)
-        if status == Suspended.exit_code and not self.stopped_by:
+        interrupted = status == 128 + signal.SIGINT or -status in _SIGNALS
+        if (status == Suspended.exit_code or status == 128 + signal.SIGINT) and not self.stopped_by:
             self._stop("a signal to one of the runs")
-        if self.stopped_by and -status in _SIGNALS and any(r.status().state == "done" for r in _runs(place)):
+        if self.stopped_by and interrupted and any(r.status().state == "done" for r in _runs(place)):
             status = 0  # the signal met it after training, when it was about to end
         reason = _reason(status, log, before_bytes=before_bytes) if status else ""
-        if self.stopped_by and -status in _SIGNALS:
-            reason = f"stopped by {signal.Signals(-status).name} before it had anything to save"
+        if self.stopped_by and status and interrupted:
+            reason = "stopped before it could save"
         elif status == Suspended.exit_code:  # without the hint how to resume a single run
             reason = reason.partition(": ")[2].partition(";")[0]
         return ChildRun(
@@ -130,8 +131,10 @@ class Children:
         if not self.stopped_by:
             # A terminal sends SIGINT to the children, too, and a second one would end them at once.
             count = self._stop(signal.Signals(number).name)
+            what = f"{count} runs save and exit; Ctrl-C again kills them"
+            what = "one run saves and exits; Ctrl-C again kills it" if count == 1 else what
             with contextlib.suppress(OSError):  # a stream may be in the middle of a write
-                os.write(2, b"\nstopping: %d run(s) save and exit; Ctrl-C again kills them\n" % count)
+                os.write(2, f"\nstopping: {what}\n".encode())
         elif number == signal.SIGINT:
             self._send(signal.SIGKILL)
             raise KeyboardInterrupt
@@ -174,7 +177,7 @@ def _done(place: Path) -> RunDir:
 
 def _reason(status: int, log: Path, *, before_bytes: int) -> str:
     """Return how a run ended and why, by its output after the `before_bytes` of earlier attempts."""
-    how = f"ended by signal {-status}" if status < 0 else f"exit status {status}"
+    how = f"ended by {signal_name(status)}" if status < 0 else f"exit status {status}"
     with log.open("rb") as file:
         file.seek(before_bytes)
         written = file.read().decode("utf-8", errors="replace")

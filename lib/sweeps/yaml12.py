@@ -67,6 +67,14 @@ class Document:
         """Return the error for the part at `route`, which starts with its place."""
         return ConfigError(f"{self.place(*route)}: {fault}", why=why, todo=todo)
 
+    def check_value(self, value: Plain, *route: str | int) -> None:
+        """Raise ConfigError where the `value` at `route` is, or is a list of, null, mappings or lists."""
+        for one in value if isinstance(value, list) else [value]:
+            if one is None or isinstance(one, dict | list):
+                kind = "null" if one is None else "a mapping" if isinstance(one, dict) else "a list in a list"
+                name = ".".join(str(key) for key in route[:2]).removeprefix("set.").removeprefix("axes.")
+                raise self.error(*route, fault=f"{name} is {kind}, and an option takes one value")
+
 
 def read_yaml(file: Path) -> Document:
     """Read the mapping in `file`. Raises ConfigError, with the line, where it holds none."""

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lib.errors import ToolkitError
+from lib.errors import ToolkitError, run_main
 from lib.memory import simulation
 from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
@@ -218,4 +218,4 @@ def _count(module: nn.Module, count: list[int]) -> RemovableHandle:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

@@ -51,6 +51,7 @@ from train.job import Budget, Progress
 from train.planning.memory_estimate import MemoryTraces
 from train.planning.run_plan import RunRequest
 from train.record import RunRecord
+from train.signals import Stopped
 from train.training_data import open_training_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,8 +152,11 @@ def toolkit_loop(planned: PlannedRun, *, clock: Clock = time.perf_counter) -> Ru
     def train_on(steps: int) -> float:
         job.budget = Budget(total_steps=progress.step + steps, total_seconds=None)
         before, started = sum(watch.seconds for watch in left_out), clock()
-        with quiet():
-            loop.train(job, progress)
+        try:
+            with quiet():
+                loop.train(job, progress)
+        except Stopped as error:  # its hint to resume a run is not for this one
+            raise KeyboardInterrupt from error
         seconds = clock() - started
         return seconds - (sum(watch.seconds for watch in left_out) - before)
 

@@ -16,6 +16,7 @@ from lib import atomic
 from lib.devices.probe import environment, probe
 from lib.errors import DataError, os_error, os_errors
 from lib.scaling.pictures import draw_page
+from lib.units import counted
 from scripts.eqprop.setting import Setting
 
 _COLOURS = ("#2a6f97", "#d1495b", "#4f772d", "#7f5539", "#5a189a")
@@ -134,7 +135,7 @@ class Report:
         lines = [line for line in setting.resolved.minimal.splitlines() if line.startswith("CONFIG_")]
         self.note(f"Configuration: {' '.join(line.removeprefix('CONFIG_') for line in lines)}")
         self.hardware = probe("cpu")
-        self.note(f"Machine: {self.hardware.cpu_name}, {self.hardware.cpu_count} processor(s)")
+        self.note(f"Machine: {self.hardware.cpu_name}, {counted(self.hardware.cpu_count, 'processor')}")
         self.unfinished = Unfinished(self.folder / "unfinished.json")
         self._headed = False
 

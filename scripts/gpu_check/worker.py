@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lib.devices.backend import is_out_of_memory
-from lib.errors import OutOfMemory, ToolkitError
+from lib.errors import OutOfMemory, ToolkitError, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = (sys.executable, "-m", "scripts.gpu_check.worker")
@@ -108,4 +108,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

@@ -139,8 +139,9 @@ def test_configure_is_strict_and_writes_nothing(tmp_path: Path) -> None:
     file.write_text(asked.text)
     assert anneal.configure(file).text == anneal.configure(str(file)).text == asked.text
     for base, options, told in (
-        ("lenet5", {"NUM_EPOHCS": 1}, "CONFIG_NUM_EPOHCS is not a symbol; did you mean CONFIG_NUM_EPOCHS"),
-        ("lenet5", {"MAX_STEPS": 3}, "CONFIG_MAX_STEPS=3 has no effect"),
+        ("lenet5", {"NUM_EPOHCS": 1}, "^NUM_EPOHCS is not a symbol; did you mean NUM_EPOCHS"),
+        ("lenet5", {"MAX_STEPS": 3}, "^MAX_STEPS=3 has no effect: .*; add BUDGET_STEPS=True$"),
+        ("lenet5", {"EMA": "on"}, "^EMA=on is not True or False; write EMA=True$"),
         ("lenet5", {"NUM_EPOCHS": "many"}, "is not a plain decimal number"),
         ("lenet", {}, "there is no configuration called 'lenet'; did you mean lenet5"),
         (tmp_path / "nope", {}, "there is no configuration at"),

@@ -70,6 +70,22 @@ def broken_links(text: str, *, page: Path) -> list[str]:
     return broken
 
 
+PROGRAM = re.compile(r"python -m (scripts\.[\w.]+|train\b)|python (scripts/\w+\.py)")
+PROGRAMS = {found[1] or found[2] for page in PAGES for found in PROGRAM.finditer(page.read_text("utf-8"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_a_program_that_a_page_names_says_what_it_does(name: str) -> None:
+    if len(PROGRAMS) < 10:
+        pytest.fail("programs are not found")
+    command = [sys.executable, *([name] if "/" in name else ["-m", name]), "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    usage, description, *_ = done.stdout.split("\n\n")
+    assert usage.startswith("usage: ") and len(description.split()) > 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_make_would_begin_every_command(page: Path) -> None:

@@ -44,6 +44,7 @@ TEXT = {
     r"\bmachines (that )?train together\b": "nodes",
     r"\bof processor\b|\bthe processors?\b": "CPU",
     r"\bassumed (hardware|machine)": "named hardware",
+    r"\w\(s\)": "lib.units.counted",
     r"\bthe lock brings\b": "requirements.lock installs",
     r"\btrials of a micro-batch\b": "probe runs",
     r"\bwhere (figures go|machines meet)\b": "Logging, Rendezvous endpoint",
@@ -114,6 +115,7 @@ def test_no_exception_is_left_over() -> None:
         "Told once",
         "seconds of processor",
         "a gathering",
+        "2 device(s)",
     ],
 )
 def test_a_word_of_our_own_is_found(line: str) -> None:

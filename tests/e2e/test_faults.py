@@ -53,7 +53,7 @@ def test_a_killed_process_costs_less_than_a_checkpoint_interval(tmp_path: Path) 
     code = KILL_ONCE.format(marker=str(tmp_path / "killed"), step=KILLED_AT)
     (two.folder / "sitecustomize.py").write_text(code)
     output = two.run("train", PYTHONPATH=os.pathsep.join([str(two.folder), str(ROOT)]))
-    assert "process 1 of 2 was ended by signal 9: starting all again (1 of 3)" in output
+    assert "process 1 of 2 was ended by signal 9 (Killed): starting all again (1 of 3)" in output
     lost = KILLED_AT - 1 - (KILLED_AT - 1) // EVERY * EVERY
     assert f"Starting after step {KILLED_AT - 1 - lost}" in output and lost <= EVERY - 1
     assert two.newest().status().state == "done"

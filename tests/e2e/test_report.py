@@ -50,7 +50,7 @@ def test_a_report_shows_the_run_and_its_model(runner: Runner, tmp_path: Path) ->
     assert (training["name"], evaluation["name"]) == ("training", "evaluation")
     for text in ("By the checkpoint of step 20.", "Confusion matrix", "Worst samples", "loss 2.3026"):
         assert text in page, text
-    traced = charts["Memory over two steps and an evaluation batch, predicted"]["lines"][0]
+    traced = charts["Predicted memory over two steps and an evaluation batch, in MB"]["lines"][0]
     predicted = sum(run.read_json("plan")["memory"]["parts"].values())
     assert max(traced["value"]) * 1e6 == pytest.approx(predicted, rel=0.02)
     assert page.count("data:image/png;base64,") == 24

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.errors import ConfigError, ToolkitError, run_main
+from lib.errors import ConfigError, ToolkitError, interrupted_as, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTING = "import sys; from lib.errors import run_main; sys.exit(run_main(lambda: print('line') or 0))"
@@ -144,6 +144,70 @@ def test_a_closed_standard_input_is_an_end_of_answers(tmp_path: Path, command: s
         check=False,
     )
     assert done.returncode == 2 and done.stderr.startswith(f"error: {error}") and done.stderr.count("\n") == 1
+
+
+# Interrupts a program when it imports the module of this name, which comes before its main.
+INTERRUPTS = """
+import os, signal, sys
+class Finder:
+    def find_spec(name, *_):
+        if name == "{name}":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["-m", "train", "plan"], "lib.kconf"),
+        (["-m", "scripts.runs"], "argparse"),
+        (["-m", "scripts.bench.throughput"], "argparse"),
+        (["scripts/kconf.py", "list-defconfigs"], "lib.kconf.cli"),
+    ],
+)
+def test_an_interrupt_of_imports_has_no_traceback(tmp_path: Path, command: list[str], name: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS.format(name=name))
+    ends_interrupted([sys.executable, *command], PYTHONPATH=str(tmp_path))
+
+
+def test_an_interrupt_while_libraries_end_has_no_traceback() -> None:
+    program = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT)); "
+    ends_interrupted([sys.executable, "-c", program + LISTING.replace("'line'", "end=''")])
+
+
+def ends_interrupted(command: list[str], **variables: str) -> None:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | variables,
+        # A program in the background, as tests may be, inherits that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_every_program_ends_through_run_main() -> None:
+    """Or else an interrupt would end it without its clean-up: end_at_interrupt leaves that to run_main."""
+    programs = [path for room in ("scripts", "train") for path in (ROOT / room).rglob("*.py")]
+    programs = [path for path in programs if '__name__ == "__main__"' in path.read_text()]
+    assert len(programs) > 30
+    without = {path.name for path in programs if "run_main(" not in path.read_text()}
+    assert without == {"kconf.py", "bootstrap_probe.py"}, "one calls lib.kconf.cli, one is called by a path"
+
+
+def test_an_interrupt_says_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    @interrupted_as("interrupted while planning")
+    def main(text: str) -> int:
+        raise KeyboardInterrupt(text) if text else KeyboardInterrupt
+
+    def bare() -> int:
+        raise KeyboardInterrupt
+
+    assert [run_main(each) for each in (bare, lambda: main(""), lambda: main("the run is done"))] == [130] * 3
+    assert capsys.readouterr().err == "interrupted\ninterrupted while planning\nthe run is done\n"
 
 
 def test_mistakes_of_ours_keep_their_traceback() -> None:

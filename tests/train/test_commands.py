@@ -14,7 +14,7 @@ from lib.errors import ConfigError
 from lib.runs.directory import RunDir
 from tests.support.configs import load_hardware
 from train import __main__ as start
-from train.commands import _log_end
+from train.commands import _interrupted_text, _log_end
 from train.planning.run_plan import _same_machine
 from train.preflight import command as preflight
 from train.signals import Rescaled, Stopped
@@ -40,6 +40,16 @@ def test_a_run_says_what_ended_it(run: RunDir) -> None:
         _log_end(run, error)
         status = run.status()
         assert (status.state, status.step) == (state, step) and status.reason.startswith(reason)
+
+
+def test_an_interrupted_run_says_what_is_lost_and_how_it_resumes(run: RunDir) -> None:
+    command = f"make resume RUN={run.path}"
+    told = {("running", 0): f"before the first checkpoint; {command} begins again"}
+    told |= {("running", 5): f"; {command} resumes after step 5", ("done", 9): ", but the run is done"}
+    for (state, step), text in told.items():
+        run.set_status(state, step=step)
+        _log_end(run, KeyboardInterrupt())
+        assert _interrupted_text(run).removeprefix("interrupted").strip() == text.strip()
 
 
 def test_a_run_that_is_done_stays_done(run: RunDir) -> None:

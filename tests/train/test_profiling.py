@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.runner import TINY, Runner
-from train.profiling import self_times, summarize, union
+from train.profiling import _moved, self_times, summarize, union
 
 Event = dict[str, Any]
 
@@ -138,7 +139,8 @@ def test_real_steps(tmp_path: Path, processes: int) -> None:
     cpu = {"CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": str(processes), "CONFIG_MAX_STEPS": "3"}
     runner.configure("lenet5", TINY | cpu)
     output = runner.run("profile", "--steps=4", f"--out={out}")
-    assert sorted(path.name for path in out.iterdir()) == ["summary.txt", "trace.json.gz"]
+    assert sorted(path.name for path in out.iterdir()) == ["profiler.log", "summary.txt", "trace.json.gz"]
+    assert "USDT" not in output and (out / "profiler.log").read_text().count("USDT") == 2
     assert (out / "summary.txt").read_text() in output and not runner.runs.exists()
     events = json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))["traceEvents"]
     found = summarize(events)
@@ -148,6 +150,20 @@ def test_real_steps(tmp_path: Path, processes: int) -> None:
     assert 0 < found.data_wait < found.duration and 0 < found.idle < found.duration
     assert 0 < found.products < sum(time for _, time, _ in found.operations)
     assert (found.communication > 0) == (processes > 1)
+
+
+def test_what_is_no_mark_of_the_profiler_is_repeated(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "log"
+    file.write_text("before\n")
+    with pytest.raises(ValueError, match="inside"), _moved(file):
+        os.write(2, b"USDT:2026-01-01 Handler.cpp:52] profiler_start\nERROR: no counters\n")
+        raise ValueError("inside")
+    with _moved(None):
+        os.write(2, b"USDT:of a rank log\n")
+    assert capfd.readouterr().err == "ERROR: no counters\nUSDT:of a rank log\n"
+    assert file.read_text().splitlines()[0] == "before" and "profiler_start" in file.read_text()
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from lib import atomic, kconf
 from lib.config import OF_PLUG_INS, Config, config_from_values, flat
 from lib.devices.host import speed_settings
 from lib.devices.probe import environment, probe
-from lib.errors import ConfigError, PlanError, ToolkitError, os_error
+from lib.errors import ConfigError, PlanError, ToolkitError, os_error, signal_name
 from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import digest_of, sources_of
 from lib.plan.fitting import MemoryEstimator, divisors, predicted, smallest_accepted, step_settings
@@ -256,7 +256,7 @@ def _combined(
     # Mostly killed by the kernel for lack of memory, which leaves no message.
     last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
     if status < 0:
-        return f"its process was ended by signal {-status}"
+        return f"its process was ended by {signal_name(status)}"
     if world > 1 and "was ended by signal" in last:
         return last
     raise ToolkitError(f"a probe run ended with status {status} and without a result", why=last)

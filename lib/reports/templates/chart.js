@@ -112,8 +112,7 @@
       }
     });
     const middle = (LEFT + WIDTH - RIGHT) / 2;
-    const label = (chart.y ? `${chart.y} over ` : "") + chart.axes[chosen.axis];
-    svg.append(element("text", { class: "label", x: middle, y: HEIGHT - 4 }, label));
+    svg.append(element("text", { class: "label", x: middle, y: HEIGHT - 4 }, chart.axes[chosen.axis]));
     svg.across = across;
     svg.steps = [...new Set(all.map((point) => point[0]))].sort((one, other) => one - other);
   }

@@ -198,7 +198,10 @@ def test_workers_are_started_again_when_one_was_killed(
     (restarting / "0.pid").write_text("1")
     assert failing.run([]) == 0
     assert failing.started == 3 and (restarting / "kept.json").exists()
-    assert "process 1 of 2 was ended by signal 9: starting all again (2 of 2)" in capsys.readouterr().err
+    assert (
+        "process 1 of 2 was ended by signal 9 (Killed): starting all again (2 of 2)"
+        in capsys.readouterr().err
+    )
 
 
 def test_not_more_often_than_allowed(restarting: Path, capsys: pytest.CaptureFixture[str]) -> None:

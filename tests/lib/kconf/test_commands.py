@@ -24,6 +24,18 @@ def test_defconfig_writes_a_full_file_and_says_so_in_one_line(project, kconf):
     assert kconf("checkconfig") == (0, [".config: ok"], [])
 
 
+def test_a_defconfig_may_be_a_file_anywhere(project, kconf, tmp_path_factory):
+    mine = tmp_path_factory.mktemp("my configurations") / "a+b_defconfig"
+    mine.write_text("CONFIG_NUM_EPOCHS=7\n")
+    status, out, err = kconf("defconfig", str(mine))
+    assert (status, out, err) == (0, [f".config: written from {mine}"], [])
+    assert "\nCONFIG_NUM_EPOCHS=7\n" in (project / ".config").read_text()
+    assert kconf("defconfig", "./defconfigs/lenet5+debug")[0] == 0
+    (project / "bad").write_text("CONFIG_NUM_EPOCHS=many\n")
+    assert kconf("defconfig", "./bad")[2][0].startswith("bad:1: CONFIG_NUM_EPOCHS=many is not a")
+    assert kconf("defconfig", "./nope")[0] == kconf("defconfig", "./defconfigs")[0] == 2
+
+
 def test_defconfig_again_touches_nothing(project, kconf):
     kconf("defconfig", "lenet5")
     os.utime(project / ".config", (1, 1))
@@ -59,8 +71,9 @@ def test_fragment_that_hides_something_says_so(kconf):
         ("nope", "there is no configuration called 'nope'; make list-defconfigs shows what there is"),
         ("", "there is no configuration called ''; make list-defconfigs shows what there is"),
         ("../lenet5", "there is no configuration called '../lenet5'; did you mean lenet5?"),
-        ("defconfigs/lenet5", "defconfigs/lenet5 is a path, not the name of a configuration; "
-         "make alldefconfig KCONFIG_ALLCONFIG=defconfigs/lenet5"),
+        ("no/lenet5", "there is no configuration called 'no/lenet5'; did you mean lenet5?"),
+        ("lenet5+./defconfigs/lenet5", "./defconfigs/lenet5 is a path, not the name of a fragment; "
+         "give FRAGMENT=./defconfigs/lenet5"),
         ("sweeps", "there is no configuration called 'sweeps'; make list-defconfigs shows what there is"),
         ("lenet5+debgu", "there is no fragment called 'debgu'; did you mean debug?"),
         ("lenet5-wide", "there is no configuration called 'lenet5-wide'; did you mean lenet5?"),

@@ -84,14 +84,15 @@ def test_our_script_is_short_and_alone() -> None:
     assert len(script.read_text().splitlines()) <= SCRIPT_LINES
 
 
-def test_what_is_drawn_upwards_is_named_without_a_script() -> None:
-    page = page_of(curve("c", {"a": [(0, 1)]}, x="step", y="MB"))
-    assert ">MB over step</text>" in page
+def test_both_axes_are_named_without_a_script() -> None:
+    """The one upwards by the title."""
+    page = page_of(curve("memory, in MB", {"a": [(0, 1)]}, x="step"))
+    assert ">step</text>" in page and "memory, in MB" in page
     assert json.loads(Elements(page).scripts[0])["geometry"] == GEOMETRY, "the script draws alike"
 
 
 def test_controls_are_only_where_they_apply() -> None:
-    assert "<form" not in page_of(curve("c", {"a": [(0, 1)]}, x="x", y="y"))
+    assert "<form" not in page_of(curve("c", {"a": [(0, 1)]}, x="x"))
 
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -142,6 +142,9 @@ def test_a_cycle_of_defaults_is_refused(tmp_path: Path) -> None:
         ("axes: {SEED: [7, 8]}", "SEED comes from seeds"),
         ("defaults: [nowhere]", r"there is no nowhere\.yaml beside it"),
         ("set: {CONFIG_SEED: 1}", "written without CONFIG_"),
+        ("set: {EMA: {a: 1}}", r"study\.yaml:2: EMA is a mapping, and an option takes one value"),
+        ("axes: {EMA: [true, null]}", r"study\.yaml:2: EMA is null"),
+        ("set: {SINK_PROJECT: [[a], b]}", r"study\.yaml:2: SINK_PROJECT is a list in a list"),
         ("defaults: base", "defaults is not a list"),
     ],
 )
@@ -188,8 +191,42 @@ def test_runs_are_checked_one_and_all_before_the_first(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("[!s]*")), "nothing was written"
     unknown, negative = error.value.findings
     file = tmp_path / "study.yaml"
-    assert unknown.startswith(f"{file}:4: CONFIG_MAX_STEP is not a symbol; did you mean CONFIG_MAX_STEPS")
-    assert negative.startswith(f'{file}:6: CONFIG_LEARNING_RATE="-1"') and negative.endswith(" (point 2)")
+    assert unknown == f"{file}:4: MAX_STEP is not a symbol; did you mean MAX_STEPS?"
+    assert negative.startswith(f"{file}:6: LEARNING_RATE: -1 is out") and negative.endswith(" (point 2)")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("set: {EMA: yes}", "2: EMA: yes is not true or false; write EMA: true"),
+        (
+            "set: {EMA_DECAY: 0.9}",
+            "2: EMA_DECAY: 0.9 has no effect: it needs EMA: true (now false); add EMA: true",
+        ),
+        (
+            "set: {OPTIMIZER_ADAMW: false}",
+            "2: OPTIMIZER_ADAMW: false leaves no member of the choice; set another to true",
+        ),
+        ("axes: {MODEL: [resnet18]}", "2: MODEL cannot be set (now lenet5): it follows from MODEL_"),
+        (
+            "set: {OPTIMIZER_SGD: true, NESTEROV: true, MOMENTUM: 0}",
+            "2: NESTEROV: true needs a momentum above 0",
+        ),
+    ],
+)
+def test_a_value_is_refused_in_the_words_of_the_file(tmp_path: Path, text: str, told: str) -> None:
+    experiment = read_experiment(written(tmp_path, f"config: lenet5\n{text}\nseeds: 1\n"))
+    with pytest.raises(ConfigError) as error:
+        resolved_runs(experiment, root=ROOT)
+    (finding,) = error.value.findings
+    assert finding.startswith(f"{tmp_path / 'study.yaml'}:{told}") and "CONFIG_" not in finding
+
+
+def test_an_unknown_configuration_has_its_place(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"study\.yaml:2: there is no configuration called 'lenet'; did you"
+    ):
+        resolved_runs(read_experiment(written(tmp_path, "seeds: 1\nconfig: lenet\n")), root=ROOT)
 
 
 @pytest.mark.slow
@@ -265,9 +302,15 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
 
 
 def test_the_remaining_time_counts_runs_and_workers() -> None:
-    assert time_left([50.0, 70.0], left=5, workers=1) == "5 runs left, about 0:05:00"
-    assert time_left([60.0], left=6, workers=2) == "6 runs left, about 0:03:00"
-    assert time_left([60.0], left=1, workers=4) == "1 run left, about 0:01:00"
+    assert time_left([("A", 50.0), ("A", 70.0)], left=["A"] * 5, workers=1) == "5 runs left, about 0:05:00"
+    assert time_left([("A", 60.0)], left=["A"] * 6, workers=2) == "6 runs left, about 0:03:00"
+    assert time_left([("A", 60.0)], left=["A"], workers=4) == "1 run left, about 0:01:00"
+    quick_and_slow = [("A", 10.0), ("A", 20.0), ("B", 100.0)]
+    assert time_left(quick_and_slow, left=["A", "B", "B"], workers=1) == "3 runs left, about 0:03:35"
+    assert time_left(quick_and_slow, left=["A", "B"], workers=4) == "2 runs left, about 0:01:40", (
+        "the slow one"
+    )
+    assert time_left([("A", 10.0), ("B", 20.0)], left=["C", None], workers=1) == "2 runs left, about 0:00:30"
 
 
 def test_a_stopped_run_is_no_failure_and_resumes_next_time(
@@ -331,7 +374,9 @@ def test_a_run_that_was_done_already_does_not_shorten_the_remaining_time(
     done.set_status("done", step=1, accuracy=0.25)
     done.release()
     runs[2] = dataclasses.replace(runs[2], side="B ")
-    train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
+    concurrency = Concurrency(1, nobody)
+    train_all(runs, root=ROOT, out=out, concurrency=concurrency, log=logged.append)
+    assert [point for point, _ in concurrency.took] == [run.point for run in runs[1:]], "for a later call"
     assert any(line.startswith(f"B {runs[2].identity} ") for line in logged), "of make ab"
     assert len(trained) == 2 and any("the sweep that started it had ended" in line for line in logged)
     assert [line.split(",")[0] for line in logged if " left" in line] == ["1 run left"]

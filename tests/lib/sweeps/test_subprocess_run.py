@@ -30,6 +30,9 @@ elif todo == "is deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 elif todo == "begins slowly":
     pass
+elif todo == "is interrupted":
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
 elif todo == "fails":
     print("error: training has diverged", file=sys.stderr)
     print("  12 % of 5 steps, loss 3.1", flush=True)
@@ -86,7 +89,7 @@ def test_what_went_well_and_what_failed(root: Path) -> None:
     assert failed.reason == "exit status 1: training has diverged", (
         "not the progress that was written after it"
     )
-    assert killed.reason == "ended by signal 9 without an error; its last output: 12 % of 5 steps"
+    assert killed.reason == "ended by signal 9 (Killed) without an error; its last output: 12 % of 5 steps"
     assert not any(each.stopped for each in (done, failed, killed))
 
 
@@ -116,7 +119,7 @@ def test_a_signal_before_and_after_training_is_no_failure(root: Path) -> None:
     _, (done, begun) = trained(root, "ends slowly", "begins slowly")
     assert done.run is not None and not done.reason and not done.stopped, "its result counts"
     assert begun.run is None and begun.stopped
-    assert begun.reason == "stopped by SIGTERM before it had anything to save"
+    assert begun.reason == "stopped before it could save"
 
 
 def test_a_run_that_somebody_else_stopped_stops_them_all(root: Path) -> None:
@@ -131,6 +134,12 @@ def test_a_run_that_somebody_else_stopped_stops_them_all(root: Path) -> None:
     when(root, 0, 1, do=stop_one)
     children, found = trained(root, "waits", "waits", "")
     assert all(each.stopped for each in found) and children.stopped_by == "a signal to one of the runs"
+
+
+def test_a_run_that_an_interrupt_ended_stops_them_all_in_plain_words(root: Path) -> None:
+    children, found = trained(root, "is interrupted", "", workers=1)
+    assert found[0].reason == "stopped before it could save" and all(each.stopped for each in found)
+    assert children.stopped_by == "a signal to one of the runs" and not (root / "1" / "m").exists()
 
 
 def test_a_second_sigint_kills(root: Path) -> None:

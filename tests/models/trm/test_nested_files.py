@@ -105,7 +105,7 @@ def test_a_key_that_sets_nothing_is_named_with_its_line_and_the_reason(folder: P
         *("checkpoint.bucket", "checkpoint.save_dir", "logging.tensorboard_dir"),
     }
     (heads,) = (notice for notice in notices if "num_heads" in notice)
-    assert heads == f"{folder}/base_sudoku_tpu.yaml:14: model.num_heads sets nothing: model.mlp_t is y"
+    assert heads == f"{folder}/base_sudoku_tpu.yaml:14: model.num_heads sets nothing: model.mlp_t is true"
 
 
 def test_an_experiment_file_overrides_its_base_in_the_folder_above(folder: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_experiment_file_overrides_its_base_in_the_folder_above(folder: Path)
     assert run.resolved.values["EMA"] is False
     assert "EMA_DECAY" not in experiment.settings, "it would have no effect, which is an error"
     (given,) = (notice for notice in experiment.notices if "ema_rate" in notice)
-    assert given.endswith("training.ema_rate sets nothing: training.ema is n")
+    assert given.endswith("training.ema_rate sets nothing: training.ema is false")
 
 
 def test_sections_and_keys_of_experiment_files_mix(folder: Path) -> None:
@@ -139,6 +139,7 @@ def test_sections_and_keys_of_experiment_files_mix(folder: Path) -> None:
             r"study\.yaml:2: model\.H_cycle: 3 is not known here; did you mean H_cycles\?",
         ),
         ("training: {optimizer: Adam}\n", r"study\.yaml:1: .* it takes AdamATan2, AdamW"),
+        ("training: {ema_rate: null}\n", r"study\.yaml:1: training\.ema_rate is null"),
         ("model: 3\n", r"study\.yaml:1: model is not a mapping of keys to values"),
         ("modle: {H_cycles: 3}\n", r"study\.yaml:1: there is no key modle"),
     ],

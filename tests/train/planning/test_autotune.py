@@ -218,7 +218,7 @@ def test_a_larger_size_is_tried_where_there_is_room_for_its_gaps_too(
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("os.kill(os.getpid(), 9)", "its process was ended by signal 9"),
+        ("os.kill(os.getpid(), 9)", "its process was ended by signal 9 (Killed)"),
         (
             "answer.write_text(json.dumps({'status': 'out_of_memory', 'reason': 'no room'}))",
             "no room",

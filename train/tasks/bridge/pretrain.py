@@ -21,7 +21,6 @@ from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Dataset, TextSpec
 from lib.devices.base import Backend
 from lib.devices.probe import probe
-from lib.errors import ToolkitError
 from lib.nn import IGNORED
 from lib.plan.types import fixed_plan
 from train import loop
@@ -137,10 +136,10 @@ def _train(config: Config, texts: Dataset, file: Path) -> str:
         try:
             result = loop.train(job, progress)
         except Stopped as error:
-            raise ToolkitError(
-                f"stopped while {texts.spec.name} was trained, to be frozen",
-                todo="make train begins with it again",
-            ) from error
+            told = (
+                f"stopped while {texts.spec.name} was trained, to be frozen; make train begins with it again"
+            )
+            raise KeyboardInterrupt(told) from error
     weights = io.BytesIO()  # torch.save to a file would hide errors of the disk
     torch.save(job.model.state_dict(), weights)
     atomic.write_new(file, weights.getvalue())

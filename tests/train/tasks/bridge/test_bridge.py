@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lib.data.datasets.question_answering.data import ANCHOR
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.loader import Batch
-from lib.errors import ConfigError, PlanError, ToolkitError
+from lib.errors import ConfigError, PlanError
 from lib.nn import IGNORED
 from tests.models.latentwire.answers import answer_set, answers_data, small_bridge_config, some_questions
 from tests.support.training import MemoryRecord, small_job, small_plan, trained
@@ -231,7 +231,7 @@ def test_a_stop_in_between_says_that_nothing_is_lost(tmp_path: Path, monkeypatch
         raise Stopped(15, 1)
 
     monkeypatch.setattr(loop, "train", stopped)
-    with pytest.raises(ToolkitError, match="stopped while toolkit:bytes was trained"):
+    with pytest.raises(KeyboardInterrupt, match="stopped while toolkit:bytes was trained"):
         learned(tmp_path, [])
     assert not list(tmp_path.glob("frozen-*"))
 
