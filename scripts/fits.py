@@ -281,10 +281,10 @@ def drawn(report: Report, title: str) -> bytes:
     """Draw the memory of each category over the events of the last step, as PNG."""
     from lib.scaling.pictures import draw_page  # slow
 
-    of = [report.trace.categories.get(event.storage, "temporaries") for event in report.trace.events]
+    of = [report.trace.categories.get(number, "temporaries") for number, _ in report.trace.events]
     names, first = sorted(set(of)), report.marks[0]
     changed = np.zeros((len(names), len(of)))
-    changed[[names.index(name) for name in of], range(len(of))] = [e.byte_count for e in report.trace.events]
+    changed[[names.index(name) for name in of], range(len(of))] = [size for _, size in report.trace.events]
     sizes = changed.cumsum(axis=1)[:, first:] / 1e9
 
     def draw(axes: Any) -> None:

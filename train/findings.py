@@ -66,7 +66,7 @@ def _memory(run: RunDir, restored: Restored, root: Path) -> Block | None:
     config = config_from_values(stored_configuration(run, root).values)
     hardware = stored(run, "hardware", Hardware.from_json)
     trace = MemoryTraces(config, restored.data).of(step_settings(plan), hardware).trace
-    sizes = list(accumulate(event.byte_count / 1e6 for event in trace.events))
+    sizes = list(accumulate(byte_count / 1e6 for _, byte_count in trace.events))
     return curve(
         "Predicted memory over two steps and an evaluation batch, in MB",
         {"all tensors": enumerate(sizes)},

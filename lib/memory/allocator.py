@@ -89,7 +89,7 @@ class CachingAllocator:
     def allocate(self, name: Hashable, size_bytes: int) -> None:
         """Allocate memory for `name`. Raises DoesNotFit."""
         assert name not in self._live, f"{name} is allocated twice"
-        size = max(SMALLEST_BLOCK, _round_up(size_bytes, SMALLEST_BLOCK))
+        size = _round_up(size_bytes, SMALLEST_BLOCK) or SMALLEST_BLOCK
         block = self._best_fit(size) or self._from_driver(size)
         self._split(block, size)
         block.used = True
@@ -108,8 +108,9 @@ class CachingAllocator:
         unused = self._unused[size <= LARGEST_SMALL, True]
         place = bisect_left(unused, ((size, 0),))
         # The end of an expandable segment counts with what it can expand to.
-        while place + 1 < len(unused) and unused[place + 1][1].room < unused[place][1].room:
-            place += 1
+        if self.expandable:
+            while place + 1 < len(unused) and unused[place + 1][1].room < unused[place][1].room:
+                place += 1
         return unused.pop(place)[1] if place < len(unused) else None
 
     def _from_driver(self, size: int) -> _Block:
@@ -221,13 +222,10 @@ def replay(
     Raises DoesNotFit.
     """
     allocator = CachingAllocator(capacity_bytes, expandable)
-    known: set[Hashable] = set()
     for name, size_bytes in events:
         if size_bytes:
-            known.add(name)
             allocator.allocate(name, size_bytes)
-        elif size_bytes is None and name in known:
-            known.remove(name)
+        elif size_bytes is None and name in allocator._live:
             allocator.free(name)
     return allocator
 

@@ -170,7 +170,7 @@ def estimate(
 def _filled(report: Report) -> Report:
     """Return `report` with the sizes that follow from its trace."""
     trace, marks, gaps = report.trace, report.marks, 0
-    totals = list(itertools.accumulate(event.byte_count for event in trace.events))
+    totals = list(itertools.accumulate(byte_count for _, byte_count in trace.events))
     if report.device in OWN_MEMORY:
         gaps = max(0, least_capacity(trace.history(), expandable=report.expandable) - trace.peak_bytes)
     phases = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, groupby
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -27,6 +26,7 @@ FLOP_FORMULAS = {
 
 _DEVICE_OF = torch.ops.prim.device.default  # of a fake tensor: two of three calls in a traced step
 
+_FLOP: dict[tuple[Any, ...], int] = {}  # of operators, by the shapes that they were given
 # Operators without a kernel, beside views, and namespaces of such operators.
 _WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 _HOST_ONLY = ("prim", "profiler")
@@ -36,12 +36,9 @@ _HOST_ONLY = ("prim", "profiler")
 Category: TypeAlias = str
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An allocation (bytes > 0) or release (bytes < 0) of a storage."""
-
-    storage: int  # unique number of the storage
-    byte_count: int
+# Unique number of a storage, and the bytes that it allocates (> 0) or releases (< 0). A plain tuple, because
+# there are ten thousands of them: garbage collection does not look into tuples of numbers.
+Event: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +52,17 @@ class Trace:
 
     def affine(self, other: Trace, steps: int, of: int) -> Trace | None:
         """Return the trace at `steps` / `of` of the way to `other`, None if events differ."""
-        order = [event.storage for event in self.events]
-        same = self.categories == other.categories and self.sizes.keys() == other.sizes.keys()
-        if not same or order != [event.storage for event in other.events]:
+        if len(self.events) != len(other.events) or self.categories != other.categories:
+            return None
+        order = [storage for storage, _ in self.events]
+        if order != [storage for storage, _ in other.events] or self.sizes.keys() != other.sizes.keys():
             return None
         sizes = {
             number: size + (other.sizes[number] - size) * steps // of for number, size in self.sizes.items()
         }
         rounded = {number: _round_up(size, self.granularity) for number, size in sizes.items()}
         born = {number: place for place, number in reversed([*enumerate(order)])}
-        signed = (Event(n, rounded[n] if born[n] == at else -rounded[n]) for at, n in enumerate(order))
+        signed = ((n, rounded[n] if born[n] == at else -rounded[n]) for at, n in enumerate(order))
         return Trace(tuple(signed), self.categories, sizes, self.granularity)
 
     @property
@@ -80,10 +78,10 @@ class Trace:
         if not self.events:
             return {}
         factors = self._factors(shares)
-        totals = list(accumulate(event.byte_count * factors.get(event.storage, 1) for event in self.events))
+        totals = list(accumulate(byte_count * factors.get(number, 1) for number, byte_count in self.events))
         sums: Counter[Category] = Counter()
-        for event in self.events[: totals.index(max(totals)) + 1]:
-            sums[self.categories.get(event.storage, "temporaries")] += event.byte_count
+        for number, byte_count in self.events[: totals.index(max(totals)) + 1]:
+            sums[self.categories.get(number, "temporaries")] += byte_count
         counted = {name: round(byte_count * shares.get(name, 1)) for name, byte_count in sums.items()}
         return {name: byte_count for name, byte_count in counted.items() if byte_count}
 
@@ -93,14 +91,12 @@ class Trace:
         """Return the events for `lib.memory.allocator`: bytes when allocated, None when freed."""
         factors = self._factors(shares)
         return [
-            (event.storage, round(event.byte_count * factors.get(event.storage, 1)))
-            if event.byte_count > 0
-            else (event.storage, None)
-            for event in self.events
+            (number, round(byte_count * factors.get(number, 1)) if byte_count > 0 else None)
+            for number, byte_count in self.events
         ]
 
     def _factors(self, shares: Mapping[Category, float]) -> dict[int, float]:
-        return {number: shares.get(category, 1) for number, category in self.categories.items()}
+        return {number: shares[name] for number, name in self.categories.items() if name in shares}
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
@@ -150,7 +146,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
             tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         counter, launches = _work_of(func)
         if counter is not None:
-            self.flop_on[tensors[0].device] += counter(*args, **kwargs, out_val=result)
+            self.flop_on[tensors[0].device] += _flop(func, counter, args, kwargs, result)
         self.launches += launches
         self.add(tensors)
         return result
@@ -191,7 +187,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
     def kept_since(self, start: int) -> set[int] | None:
         """Return the live storages allocated since position `start`; None if an older one was released."""
-        if any(event.storage < start for event in self._events[start:]):
+        if any(number < start for number, _ in self._events[start:]):
             return None
         return {number for number, _ in self._alive.values() if number >= start}
 
@@ -202,12 +198,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         from `stand_in`.
         """
         shift = len(self._events) - start
-        self._events += [Event(each.storage + shift, each.byte_count) for each in self._events[start:stop]]
-        for number in {each.storage for each in self._events[start + shift :]}:
-            self._devices[number], self._sizes[number] = (
-                self._devices[number - shift],
-                self._sizes[number - shift],
-            )
+        self._events += [(number + shift, byte_count) for number, byte_count in self._events[start:stop]]
+        for number in {number for number, _ in self._events[start + shift :]}:
+            self._devices[number] = self._devices[number - shift]
+            self._sizes[number] = self._sizes[number - shift]
             if (category := self._categories.get(number - shift)) is not None:
                 self._categories[number] = category
         return shift
@@ -225,23 +219,27 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
         without: storages that were released before this position are left out.
         """
-        on, gone = self._devices, {event.storage for event in self._events[:without] if event.byte_count < 0}
+        on, gone = self._devices, {number for number, byte_count in self._events[:without] if byte_count < 0}
         events = tuple(
             event
             for event in self._ordered()
-            if (device is None or on[event.storage] == device) and event.storage not in gone
+            if (device is None or on[event[0]] == device) and event[0] not in gone
         )
-        sizes = {event.storage: self._sizes[event.storage] for event in events}
+        sizes = {number: self._sizes[number] for number, _ in events}
         return Trace(events, dict(self._categories), sizes, self._granularity)
 
     def _ordered(self) -> Iterator[Event]:
         """Yield the events with releases that follow each other sorted: autocast's cache has no order."""
-        places = enumerate(self._events)
-        for (released, _), group in groupby(
-            places, lambda place: (place[1].byte_count < 0, bisect_right(self._marks, place[0]))
-        ):
-            run = [event for _, event in group]
-            yield from sorted(run, key=lambda event: event.storage) if released else run
+        run, marks = list[Event](), set(self._marks)
+        for place, event in enumerate(self._events):
+            if run and (event[1] >= 0 or place in marks):
+                yield from sorted(run)
+                run.clear()
+            if event[1] < 0:
+                run.append(event)
+            else:
+                yield event
+        yield from sorted(run)
 
     def _born(self, storage: torch.UntypedStorage, address: int, device: torch.device) -> None:
         number = len(self._events) if self._adopted is None else self._adopted
@@ -250,12 +248,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
         def died(_: weakref.ref[torch.UntypedStorage]) -> None:
             del self._alive[address]
-            self._events.append(Event(number, -byte_count))
+            self._events.append((number, -byte_count))
 
         self._alive[address] = number, weakref.ref(storage, died)
         if self._adopted is None:
             self._sizes[number] = storage.nbytes()
-            self._events.append(Event(number, byte_count))
+            self._events.append((number, byte_count))
 
 
 @cache
@@ -263,6 +261,15 @@ def _work_of(func: Any) -> tuple[Callable[..., int] | None, bool]:
     """Return the formula of the FLOP of an operator, if it has one, and True if it launches a kernel."""
     host = func.is_view or func.namespace in _HOST_ONLY or func._overloadpacket.__name__ in _WITHOUT_KERNEL
     return FLOP_FORMULAS.get(func._overloadpacket), not host
+
+
+def _flop(func: Any, formula: Callable[..., int], args: Any, kwargs: Mapping[str, Any], result: Any) -> int:
+    """Return the FLOP of a call, which are remembered by shapes unless the formula reads more."""
+    given = (each.shape if isinstance(each, Tensor) else str(each) for each in (*args, *kwargs.values()))
+    key = (func, *kwargs, *given) if hasattr(formula, "__wrapped__") else ()
+    if not key or key not in _FLOP:
+        _FLOP[key] = formula(*args, **kwargs, out_val=result)
+    return _FLOP[key]
 
 
 def _round_up(byte_count: int, granularity: int) -> int:

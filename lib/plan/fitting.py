@@ -158,7 +158,8 @@ def largest_fitting(
     if not sizes or not (below := memory_of(sizes[0])).fits:
         return 0
     low, high = sizes[0], sizes[-1] + 1  # the one fits; the other does not, or is beyond
-    above, origin = None, (0, 0)  # need at `high` if predicted; the previous size that fitted and its need
+    # Need at `high` if predicted; the previous size that fitted and its need, at first of no samples.
+    above, origin = None, (0, below.need_bytes - below.parts.get("activations", below.need_bytes))
     for grid in (first, sizes):
         inside = grid[bisect_right(grid, low) : bisect_left(grid, high)]
         slow = 0  # guesses that left more than half of the sizes inside

@@ -107,7 +107,7 @@ def test_on_the_cpu_predicted_storages_are_the_real_ones_to_the_byte(name: str) 
     report = estimate(model, inputs, device="cpu")
     peak, sizes = real_storages(model.train(), inputs)
     assert report.peak_bytes == peak
-    assert Counter(event.byte_count for event in report.trace.events if event.byte_count > 0) == sizes
+    assert Counter(byte_count for _, byte_count in report.trace.events if byte_count > 0) == sizes
 
 
 def real_storages(model: nn.Module, inputs: Any) -> tuple[int, Counter[int]]:
@@ -129,7 +129,7 @@ def real_storages(model: nn.Module, inputs: Any) -> tuple[int, Counter[int]]:
             optimizer.step()
             optimizer.zero_grad()
     trace = live.trace()
-    return trace.peak_bytes, Counter(event.byte_count for event in trace.events if event.byte_count > 0)
+    return trace.peak_bytes, Counter(byte_count for _, byte_count in trace.events if byte_count > 0)
 
 
 def test_routing_by_values_is_refused_in_one_line() -> None:

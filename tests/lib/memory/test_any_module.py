@@ -94,7 +94,7 @@ def real_storages(model: nn.Module, batch: Tensor) -> tuple[int, Counter[int]]:
 
 
 def allocated(trace: Trace) -> Counter[int]:
-    return Counter(event.byte_count for event in trace.events if event.byte_count > 0)
+    return Counter(byte_count for _, byte_count in trace.events if byte_count > 0)
 
 
 @pytest.mark.slow

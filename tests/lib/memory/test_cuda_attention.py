@@ -35,7 +35,7 @@ def attend(shared: int, dtype: torch.dtype, **options: Any) -> tuple[list[int], 
             middle = live.mark()
             out.backward(grad)  # type: ignore[no-untyped-call]
         assert key.grad is not None and key.grad.shape == key.shape
-    events = [event.byte_count for event in live.trace().events]
+    events = [byte_count for _, byte_count in live.trace().events]
     held, highest = 0, 0
     for byte_count in events[middle:]:
         held += byte_count

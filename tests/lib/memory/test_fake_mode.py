@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, partialmethod
 from typing import Any
 
 import pytest
@@ -82,10 +83,11 @@ def test_a_known_operator_is_not_derived_again(monkeypatch: pytest.MonkeyPatch) 
 
     multiply(5, 7)
     part_times(0)
-    derived, dispatch = [], FakeTensorMode.dispatch
-    monkeypatch.setattr(
-        FakeTensorMode, "dispatch", lambda *given: (derived.append(given[1]), dispatch(*given))[1]
-    )
+    derived = list[Any]()
+    for owner, name in ((FakeTensorMode, "dispatch"), (QuickFakeMode, "_by_meta")):
+        derive: Any = getattr(owner, name)
+        noted = partial(lambda derive, *given: (derived.append(given[1]), derive(*given))[1], derive)
+        monkeypatch.setattr(owner, name, partialmethod(noted))
     assert isinstance(multiply(5, 7), FakeTensor)
     assert derived == []
     part_times(1)  # of rows at another place, where the view alone is another one
@@ -98,6 +100,45 @@ def test_a_known_operator_is_not_derived_again(monkeypatch: pytest.MonkeyPatch) 
     assert derived == [torch.ops.aten.empty.memory_format, torch.ops.aten.mm.default]
 
 
+BY_META: dict[str, Callable[..., Any]] = {
+    "view": lambda x: x.view(-1, 4),
+    "a view of what has gaps": lambda x: x[:, ::2].view(4, 3, 2, 1),
+    "a view that is none": lambda x: x.t().view(-1),
+    "part": lambda x: x[1:3],
+    "parts": lambda x: x.split(3, dim=1)[1],
+    "transposed": lambda x: x.t(),
+    "swapped": lambda x: x[None].transpose(0, 2).permute(1, 0, 2),
+    "expanded": lambda x: x[:, None].expand(4, 2, 12),
+    "product": lambda x: x.t() @ x,
+    "product of parts": lambda x: x[:, 3:].T.mm(x[:, ::2]),
+    "product that is none": lambda x: x @ x,
+    "product of two types": lambda x: x @ x.t().double(),
+    "sum with a product": lambda x: torch.addmm(x[:, 0], x, x.t()),
+    "products": lambda x: x.view(2, 2, 12).bmm(x.view(2, 12, 2).expand(2, 12, 2)),
+    "activation": lambda x: F.gelu(x.t()),
+    "its gradient": lambda x: torch.ops.aten.gelu_backward(x.t(), x.view(12, 4), approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("case", BY_META)
+def test_results_of_meta_kernels_are_those_of_torchs_rules(case: str) -> None:
+    def outcome(mode: FakeTensorMode) -> tuple[Any, ...]:
+        with mode:
+            x = torch.empty(4, 12)
+            try:
+                made = BY_META[case](x)
+            except (RuntimeError, ValueError) as error:
+                return (str(error),)
+            shared = made.untyped_storage()._cdata == x.untyped_storage()._cdata
+            place = made.shape, made.stride(), made.storage_offset(), made.untyped_storage().nbytes()
+            return *place, made.dtype, made.device, shared, str(torch._C._dispatch_keys(made))
+
+    expected = outcome(of_torch())
+    QuickFakeMode._known.clear()
+    assert [outcome(QuickFakeMode()) for _ in range(2)] == [expected, expected]
+    assert (len(expected) == 1) == ("is none" in case)
+
+
 Case = Callable[[], Tensor]
 CASES: dict[str, tuple[Case, Case]] = {
     "type of a number": (lambda: torch.arange(3) * 2, lambda: torch.arange(3) * 2.0),
@@ -106,6 +147,7 @@ CASES: dict[str, tuple[Case, Case]] = {
     "offset": (lambda: torch.empty(4, 3)[0][1:], lambda: torch.empty(4, 3)[2][1:]),
     "default type": (lambda: torch.zeros(3), lambda: in_double(lambda: torch.zeros(3))),
     "device": (lambda: torch.empty(3) + 1, lambda: torch.empty(3, device="xpu") + 1),
+    "device of a view": (lambda: torch.empty(3).view(3, 1), lambda: torch.empty(3, device="xpu").view(3, 1)),
 }
 
 

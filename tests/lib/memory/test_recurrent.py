@@ -55,7 +55,7 @@ def test_recurrent_layers_have_the_shapes_of_real_ones(
 def test_the_reserve_of_a_recurrent_layer_is_an_activation() -> None:
     report = estimate(lambda: nn.LSTM(64, 128), (50, 16, 64), precision="fp32")
     reserve = 4 * reserve_values("lstm", steps=50 * 16, layers=1, width=128)
-    sizes = [event.byte_count for event in report.trace.events]
+    sizes = [byte_count for _, byte_count in report.trace.events]
     assert sizes.count(reserve) == sizes.count(-reserve) == 2, "once in each step"
     projected = nn.LSTM(8, 16, proj_size=4)
     with simulation("cuda"):

@@ -129,8 +129,8 @@ def test_a_checkpoint_with_frozen_weights_resumes_bit_for_bit() -> None:
 def storages(config: Any, data: Any, trial: StepSettings) -> Counter[str]:
     """Bytes of all storages of two steps, by kind."""
     trace, found = trace_memory(config, plan_of(trial), data, hardware=CPU).trace, Counter[str]()
-    for event in trace.events:
-        found[trace.categories.get(event.storage, "")] += max(0, event.byte_count)
+    for number, byte_count in trace.events:
+        found[trace.categories.get(number, "")] += max(0, byte_count)
     return found
 
 

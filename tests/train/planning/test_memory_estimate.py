@@ -16,7 +16,7 @@ from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.memory import fake_mode
 from lib.memory.allocator import LARGE_SEGMENT, MIB
-from lib.memory.live import Event, LiveBytes, Trace
+from lib.memory.live import LiveBytes, Trace
 from lib.nn import linear_cross_entropy
 from lib.plan.fitting import GAPS, StepSettings
 from lib.plan.types import Kind, Layout, Plan
@@ -166,7 +166,7 @@ def test_a_size_on_the_line_is_what_its_own_trace_says(
 def torn() -> Trace:
     """200 MiB, then ten times 20 in their place, of which every second one goes before 60 are wanted."""
     whole = [(0, 200), (0, -200), *((n, 20) for n in range(2, 12)), *((n, -20) for n in range(2, 12, 2))]
-    events = tuple(Event(number, mib * MIB) for number, mib in [*whole, (12, 60)])
+    events = tuple((number, mib * MIB) for number, mib in [*whole, (12, 60)])
     return Trace(events, {}, {}, 512)
 
 
@@ -222,7 +222,7 @@ def test_a_line_that_misses_a_trace_is_not_believed() -> None:
 
 def test_a_line_is_not_believed_where_sizes_or_work_bend() -> None:
     def at(byte_count: int, flop: int) -> memory_estimate.MemoryTrace:
-        events = (Event(0, 512 * -(-byte_count // 512)), Event(0, -512 * -(-byte_count // 512)))
+        events = ((0, 512 * -(-byte_count // 512)), (0, -512 * -(-byte_count // 512)))
         return memory_estimate.MemoryTrace(
             Trace(events, {0: "data"}, {0: byte_count}, 512), flop, memory_estimate.Launches(1, 2, 3)
         )
@@ -239,7 +239,7 @@ def test_a_line_is_not_believed_where_sizes_or_work_bend() -> None:
 def test_a_line_stays_believed_between_its_sizes() -> None:
     def at(size: int) -> memory_estimate.MemoryTrace:
         byte_count = 512 * size * (1 if size <= 40 else 3)
-        trace = Trace((Event(0, byte_count), Event(0, -byte_count)), {0: "data"}, {0: byte_count}, 512)
+        trace = Trace(((0, byte_count), (0, -byte_count)), {0: "data"}, {0: byte_count}, 512)
         return memory_estimate.MemoryTrace(trace, size, memory_estimate.Launches(1, 2, 3))
 
     config, traced = small_config("lenet5"), list[int]()
@@ -350,8 +350,8 @@ def test_the_fullest_device_is_the_one_that_needs_most_gaps_included(monkeypatch
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
 
     def trace(*byte_counts: int) -> Trace:
-        held = [Event(number, MIB * count) for number, count in enumerate(byte_counts)]
-        halves = [Event(number, -MIB * byte_counts[number]) for number in range(0, len(held) - 1, 2)]
+        held = [(number, MIB * count) for number, count in enumerate(byte_counts)]
+        halves = [(number, -MIB * byte_counts[number]) for number in range(0, len(held) - 1, 2)]
         return Trace((*held[:-1], *halves, held[-1]), {})
 
     whole, torn = trace(42), trace(5, 5, 5, 5, 5, 5, 5, 5, 6)  # half of each segment stays in use
