@@ -35,7 +35,7 @@ from train.job import Job, Progress, checkpoint_format, early_stop, saves_beside
 from train.planning.memory_estimate import refuse
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
-from train.signals import Rescaled, Stopped, ended_once
+from train.signals import Rescaled, Stopped, ended_once, interrupted_text
 from train.summary import log_speed, log_summary, next_commands, report_memory, resume_command
 from train.training_data import TrainingData, evaluation_part, open_to_train, open_training_data
 
@@ -69,13 +69,11 @@ def _interrupted(request: RunRequest) -> RunDir | None:
     config, resolved = request.config, request.resolved
     if config.resume == "never":
         return None
-    found: RunDir | None
     if (upload := _upload(config)) is not None:
-        found = upload.interrupted(config, resolved, runs=request.runs, log=log)
-    else:
-        same = partial(trains, resolved=resolved)
-        found = RunDir.find_interrupted(request.runs, model=config.model, is_same=same, log=log)
-    return found
+        found: RunDir | None = upload.interrupted(config, resolved, runs=request.runs, log=log)
+        return found
+    same = partial(trains, resolved=resolved)
+    return RunDir.find_interrupted(request.runs, model=config.model, is_same=same, log=log)
 
 
 def _upload(config: Config) -> ModuleType | None:
@@ -301,26 +299,16 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         if run.path.parents[1].name == "runs":  # make has no name for another directory
             record.log(next_commands(run.path, config, planned.data.dataset, root=planned.request.root))
         return status
+    except KeyboardInterrupt as error:  # it ends at once
+        _log_end(run, error)
+        record.console.write_log(text := interrupted_text(run.status(), resume_command(run.path)))
+        raise KeyboardInterrupt(text) from error
     except BaseException as error:
         _log_end(run, error)
-        if not isinstance(error, KeyboardInterrupt):  # which ends the run at once
-            record.copy_final_status()
-            raise
-        text = _interrupted_text(run)
-        record.console.write_log(text)
-        raise KeyboardInterrupt(text) from error
+        record.copy_final_status()
+        raise
     finally:
         record.close()
-
-
-def _interrupted_text(run: RunDir) -> str:
-    """Return what a user who interrupted a run needs to know: what is lost, and how it resumes."""
-    status = run.status()
-    if status.state == "done":
-        return "interrupted, but the run is done"
-    if status.step:
-        return f"interrupted; {resume_command(run.path)} resumes after step {status.step}"
-    return f"interrupted before the first checkpoint; {resume_command(run.path)} begins again"
 
 
 def _log_end(run: RunDir, error: BaseException) -> None:

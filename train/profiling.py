@@ -152,29 +152,12 @@ def self_times(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, fl
             open_calls.append([name, begin - negative, -negative])
 
 
-class _Profiler(torch.profiler.profile):
-    """The profiler with its C++ library's log of starts and stops in the file `notes`, if it is one."""
-
-    notes: Path | None = None
-
-    def step(self) -> None:
-        with _moved(self.notes):
-            super().step()
-
-    def stop(self) -> None:
-        with _moved(self.notes):
-            super().stop()
-
-
 @contextmanager
-def _moved(file: Path | None) -> Iterator[None]:
+def _moved(file: Path) -> Iterator[None]:
     """Append to `file` what is written to descriptor 2, and repeat what is no mark of a start or stop.
 
     KINETO_LOG_LEVEL has no value that leaves out these marks, whose level is USDT, and keeps errors.
     """
-    if file is None:
-        yield
-        return
     kept = os.dup(2)
     with file.open("a+b") as log:
         begin = log.seek(0, os.SEEK_END)
@@ -227,15 +210,17 @@ def _profile(
     if backend.is_main:
         with os_errors("create a folder", todo="OUT= names another place"):
             out.mkdir(parents=True, exist_ok=True)
-    profiler = _Profiler(
+    profiler = torch.profiler.profile(
         activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (backend.device.type == "cuda")],
         schedule=torch.profiler.schedule(wait=WARM_UP - 1, warmup=1, active=steps, repeat=1),
         on_trace_ready=lambda done: done.export_chrome_trace(str(trace)) if backend.is_main else None,
     )
 
     if backend.is_main:  # the others write to rank logs
-        profiler.notes = out / "profiler.log"
-        profiler.notes.write_bytes(b"")
+        notes = out / "profiler.log"
+        notes.write_bytes(b"")
+        for name in ("step", "stop"):
+            setattr(profiler, name, _moved(notes)(getattr(profiler, name)))
 
     def end_step(step: int, fraction: float) -> None:  # noqa: ARG001
         profiler.step()

@@ -17,6 +17,7 @@ from lib.errors import Suspended
 
 if TYPE_CHECKING:
     from lib.devices.base import Backend
+    from lib.runs.directory import Status
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -148,6 +149,15 @@ class Rescaled(Suspended):
     def __init__(self, step: int) -> None:
         self.step = step
         super().__init__(f"a node joins or leaves: stopping after step {step}, from which training resumes")
+
+
+def interrupted_text(status: Status, command: str) -> str:
+    """Return what a user who interrupted a run needs to know: what is lost, and how `command` resumes it."""
+    if status.state == "done":
+        return "interrupted, but the run is done"
+    if status.step:
+        return f"interrupted; {command} resumes after step {status.step}"
+    return f"interrupted before the first checkpoint; {command} begins again"
 
 
 @contextmanager

@@ -161,9 +161,9 @@ def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
     for path in wanted:
         if _is_called(path, name):
             return path
+    if is_file(name) and kind == "configuration":
+        return Path(name)
     if is_file(name):
-        if kind == "configuration":
-            return Path(name)
         raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=f"give FRAGMENT={name}")
     if any(path.name == name for path in others):
         other = "fragment" if kind == "configuration" else "configuration"

@@ -26,8 +26,9 @@ def in_notation(text: str, *, equals: str, yes: str, no: str) -> str:
         return found[1] + ("" if value is None else equals + {"y": yes, "n": no}.get(value, value.strip('"')))
 
     text = _GIVE.sub(lambda found: f"; add {', '.join(found[1].split())}", text)
-    text = _WORD.sub(word, text).replace("is not y or n", f"is not {yes} or {no}")
-    text = text.replace("set another =y", f"set another to {yes}")
+    text = (
+        _WORD.sub(word, text).replace("is not y or n", f"is not {yes} or {no}").replace(" =y:", f" to {yes}:")
+    )
     return re.sub(r"\(now ([yn])\b", lambda found: f"(now {yes if found[1] == 'y' else no}", text)
 
 

@@ -110,7 +110,7 @@ class Children:
             self._running.discard(process.pid)
         process.returncode = status = os.waitstatus_to_exitcode(waited)
         interrupted = status == 128 + signal.SIGINT or -status in _SIGNALS
-        if (status == Suspended.exit_code or status == 128 + signal.SIGINT) and not self.stopped_by:
+        if status in (Suspended.exit_code, 128 + signal.SIGINT) and not self.stopped_by:
             self._stop("a signal to one of the runs")
         if self.stopped_by and interrupted and any(r.status().state == "done" for r in _runs(place)):
             status = 0  # the signal met it after training, when it was about to end
@@ -130,27 +130,24 @@ class Children:
     def _handle(self, number: int, _frame: types.FrameType | None) -> None:
         if not self.stopped_by:
             # A terminal sends SIGINT to the children, too, and a second one would end them at once.
-            count = self._stop(signal.Signals(number).name)
-            what = f"{count} runs save and exit; Ctrl-C again kills them"
-            what = "one run saves and exits; Ctrl-C again kills it" if count == 1 else what
+            self._stop(signal.Signals(number).name)
             with contextlib.suppress(OSError):  # a stream may be in the middle of a write
-                os.write(2, f"\nstopping: {what}\n".encode())
+                os.write(2, b"\nstopping: what runs saves and exits; Ctrl-C again kills it\n")
         elif number == signal.SIGINT:
             self._send(signal.SIGKILL)
             raise KeyboardInterrupt
 
-    def _stop(self, why: str) -> int:
-        """Start no more processes and terminate the running ones; returns their number."""
+    def _stop(self, why: str) -> None:
+        """Start no more processes and terminate the running ones."""
         with self._lock:
             self.stopped_by = self.stopped_by or why
-        return self._send(signal.SIGTERM)
+        self._send(signal.SIGTERM)
 
-    def _send(self, number: signal.Signals) -> int:
+    def _send(self, number: signal.Signals) -> None:
         with self._lock:
             for pid in self._running:
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
                     os.kill(pid, number)
-            return len(self._running)
 
 
 def _start(place: Path, log: Path, *, root: Path, threads: int | None) -> subprocess.Popen[bytes]:

@@ -14,10 +14,10 @@ from lib.errors import ConfigError
 from lib.runs.directory import RunDir
 from tests.support.configs import load_hardware
 from train import __main__ as start
-from train.commands import _interrupted_text, _log_end
+from train.commands import _log_end
 from train.planning.run_plan import _same_machine
 from train.preflight import command as preflight
-from train.signals import Rescaled, Stopped
+from train.signals import Rescaled, Stopped, interrupted_text
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_an_interrupted_run_says_what_is_lost_and_how_it_resumes(run: RunDir) ->
     for (state, step), text in told.items():
         run.set_status(state, step=step)
         _log_end(run, KeyboardInterrupt())
-        assert _interrupted_text(run).removeprefix("interrupted").strip() == text.strip()
+        assert interrupted_text(run.status(), command).removeprefix("interrupted").strip() == text.strip()
 
 
 def test_a_run_that_is_done_stays_done(run: RunDir) -> None:

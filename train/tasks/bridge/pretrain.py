@@ -52,8 +52,8 @@ def frozen_sources(
 ) -> tuple[FrozenSource, FrozenSource]:
     """Return the two models that `config` names; those of the toolkit are trained on the texts of `dataset`.
 
-    learned: false for random weights. Weights are cached in the source tree at `root`. Raises ToolkitError if
-    training is stopped or the cache cannot be written.
+    learned: false for random weights. Weights are cached in the source tree at `root`. Raises ToolkitError
+    where the cache cannot be written, KeyboardInterrupt where training is stopped.
     """
     spec = dataset.spec
     assert isinstance(spec, AnswerSpec)
@@ -136,10 +136,8 @@ def _train(config: Config, texts: Dataset, file: Path) -> str:
         try:
             result = loop.train(job, progress)
         except Stopped as error:
-            told = (
-                f"stopped while {texts.spec.name} was trained, to be frozen; make train begins with it again"
-            )
-            raise KeyboardInterrupt(told) from error
+            text = f"stopped while {texts.spec.name} was trained, to be frozen"
+            raise KeyboardInterrupt(f"{text}; make train begins with it again") from error
     weights = io.BytesIO()  # torch.save to a file would hide errors of the disk
     torch.save(job.model.state_dict(), weights)
     atomic.write_new(file, weights.getvalue())
