@@ -62,9 +62,10 @@ def selected(folder: Path, names: str, where: str) -> Sequence[RunDir]:
         found += [RunDir(folder / row.run) for row in select(read_runs(folder), where)]
     runs = list({run.path.resolve(): run for run in found}.values())
     if not 2 <= len(runs) <= MOST_RUNS:
-        requested = f'RUNS="{names}"' + (f' WHERE="{where}"' if where else "")
+        given = {"RUNS": names, "WHERE": where}
+        requested = " ".join(f'{name}="{value}"' for name, value in given.items() if value)
         raise ConfigError(
-            f"{requested} selects {counted(len(runs), 'run')}",
+            f"{requested or 'make compare without RUNS='} selects {counted(len(runs), 'run')}",
             why=f"a comparison is of 2 to {MOST_RUNS}",
             todo='name them as RUNS="a b", or select them with WHERE=; make runs lists them',
         )

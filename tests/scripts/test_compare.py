@@ -87,6 +87,7 @@ def test_too_few_and_too_many_runs_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="a comparison is of 2 to") as caught:
             compare.selected(tmp_path, names, where)
         assert caught.value.exit_code == 2 and "make runs lists them" in str(caught.value)
+        assert 'S=""' not in str(caught.value) and str(caught.value).startswith(("RUNS=", "WHERE=", "make "))
     for number in range(2, MOST_RUNS + 2):
         reported_run(tmp_path, number, rows=1)
     with pytest.raises(ConfigError, match=f"selects {MOST_RUNS + 1} runs"):
