@@ -183,6 +183,9 @@ def _run(configuration: Configuration, *arguments: str, on_line: Callable[[str],
     It is in a session of its own, so that what interrupts the caller does not reach it twice. Returns if it
     succeeds, or stops with a checkpoint.
     """
+    if not isinstance(configuration, Configuration):
+        todo = f"give anneal.configure({configuration!r})"
+        raise ConfigError(f"{type(configuration).__name__} is no configuration", todo=todo)
     last, interrupts = collections.deque[str](maxlen=_LAST_LINES), 0
     with tempfile.NamedTemporaryFile("w", prefix="anneal-", encoding="utf-8") as file:
         file.write(configuration.text)

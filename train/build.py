@@ -121,6 +121,8 @@ def _new_model(
         from train.initial_weights import initialise_from_samples
 
         initialise_from_samples(model, config, data.dataset, backend, log=log)
+    elif whole_run and (note := getattr(model, "build_note", "")):
+        log(f"Weights: {note}")
     if config.weights.adapt == "full":
         return model, None
     from train import adapters

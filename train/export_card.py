@@ -57,14 +57,22 @@ def predict(inputs):
 """,
 }
 
-# As folders of images are read (image_folder/data.py), but for transparency and 16 bits.
+# As image_folder/data.py decodes a file.
 READ_IMAGE = """import numpy
 from PIL import Image, ImageOps
 
 def read(file):
-    image = ImageOps.exif_transpose(Image.open(file)).convert("{mode}")
-    square = ImageOps.fit(image, ({width}, {height}), Image.Resampling.BILINEAR)
-    return numpy.asarray(square).reshape({height}, {width}, {channels}).transpose(2, 0, 1)
+    image = Image.open(file)
+    image.draft("RGB", ({width}, {height}))  # JPEG: decode at the lowest sufficient resolution
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits of grey
+        values = (numpy.asarray(image).astype("uint32") * 255 + 32767) // 65535
+        image = Image.fromarray(values.astype("uint8"))
+    elif image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    square = ImageOps.fit(image.convert("RGB"), ({width}, {height}), Image.Resampling.BILINEAR)
+    return numpy.asarray(square.convert("{mode}")).reshape({height}, {width}, {channels}).transpose(2, 0, 1)
 """
 
 
@@ -148,6 +156,8 @@ def _preprocessing(spec: Any) -> dict[str, Any] | None:
     return {
         "orientation": "EXIF",
         "colours": "L" if spec.channels == 1 else "RGB",
+        "transparency": "white",
+        "bits": 8,
         "crop": "centre square",
         "resize": [spec.height, spec.width],
         "interpolation": "bilinear",

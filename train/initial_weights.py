@@ -118,6 +118,8 @@ def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
             todo = "CONFIG_RESET_HEAD=y starts with a new head"
         elif trained := _trained_otherwise(found, config):
             todo = f"{trained}; {todo}"
+        elif "dir" in config.model_options and (found.path / "config.json").is_file():
+            todo = f"set CONFIG_HUGGINGFACE_DIR={found.path} without it, which knows other names; {todo}"
         why = f"{lines[0]}{f', and {len(lines) - 1} more' if lines[1:] else ''}; {matched}"
         findings = foremost(lines, "differences") if lines[1:] else []
         raise ConfigError(f"{fault} does not fit the model", why=why, todo=todo, findings=findings)

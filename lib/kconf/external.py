@@ -122,7 +122,7 @@ def check_forgotten(made_with: str, file: str) -> None:
     if not made_with and above.name == "defconfigs" and _has_plug_ins(above.parent):
         made_with = str(above.parent)
     now = external()
-    if made_with and made_with != str(now):
+    if made_with and (now is None or Path(made_with).resolve() != now.resolve()):
         state = f"EXTERNAL={now} is given" if now else "EXTERNAL= is not given"
         what = f"{file} was made with EXTERNAL={made_with}, and {state}"
         raise ConfigError(what, todo=f"give EXTERNAL={made_with}")

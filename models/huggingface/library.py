@@ -45,10 +45,10 @@ def check_length(theirs: Any, block_size: int, folder: str) -> None:
         )
 
 
-def note(files: Sequence[str]) -> str:
-    """Return for the plan where the weights are from."""
+def note(files: Sequence[str], differing: str = "") -> str:
+    """Return where the weights are from. differing: of `loaded`."""
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"weights of {files[0]}{more}" if files else "random weights: the directory has none"
+    return f"weights of {files[0]}{more}{differing}" if files else "random weights: the directory has none"
 
 
 def attention_dropout(theirs: Any) -> float:
@@ -65,7 +65,7 @@ def loaded(
     dtype: torch.dtype = torch.float32,
     counts: Callable[[Any, str], bool] = lambda *_: True,
 ) -> Any:
-    """Return a model of class `kind` with the weights in `folder`.
+    """Return a model of class `kind` with the weights in `folder`; its `differing` names those that are not.
 
     counts: of the model and a name: whether that weight must be there. Raises ConfigError for weights that
     cannot be read, are missing, left over or of another shape.
@@ -82,16 +82,20 @@ def loaded(
     except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
-    faults = []
+    faults, new, unused = [], list[str](), list[str]()
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         found = sorted(each if isinstance(each, str) else each[0] for each in info.get(what, ()))
         wrong = [key for key in found if counts(model, key)]
+        (unused if what == "unexpected_keys" else new).extend(key for key in found if key not in wrong)
         if wrong:
             more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             faults.append(f"{len(wrong)} {what.partition('_')[0]} ({wrong[0]}{more})")
     if faults:
         todo = "give the weights of this config.json, and data of the model's own image size or vocabulary"
         raise ConfigError(f"the weights in {folder} do not fit", why=", ".join(faults), todo=todo)
+    named = ("new", new), ("not used", unused)
+    texts = (f"; {which}: {', '.join(names)}" for which, names in named if names)
+    vars(model)["differing"] = "".join(texts)
     return model
 
 

@@ -101,7 +101,7 @@ def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequenc
             continue
         if name == _ATTENTION:
             library.key_attention(model, rate)
-        vars(model)["build_note"] = library.note(files)
+        vars(model)["build_note"] = library.note(files, getattr(model, "differing", ""))
         return model
     raise ConfigError(
         f"{folder}: {kind.__name__} cannot be built", why=" ".join(str(errors[-1]).split())[:300]

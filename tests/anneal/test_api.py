@@ -148,6 +148,9 @@ def test_configure_is_strict_and_writes_nothing(tmp_path: Path) -> None:
     ):
         with pytest.raises(anneal.ConfigError, match=told.replace("(", r"\(")):
             anneal.configure(base, **options)
+    for call in (anneal.plan, anneal.fit):
+        with pytest.raises(anneal.ConfigError, match=r"str is no configuration; give anneal.configure\("):
+            call("lenet5")  # type: ignore[operator]
 
 
 @pytest.mark.slow

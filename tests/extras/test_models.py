@@ -211,7 +211,8 @@ def test_weights_of_a_directory_are_loaded_and_must_fit(tmp_path: Path) -> None:
         model.bert.encoder.layer[1].output.dense.weight, theirs.bert.encoder.layer[1].output.dense.weight
     )  # type: ignore[index,union-attr,operator]
     assert model.classifier.out_features == 3  # type: ignore[union-attr]
-    assert "weights of model.safetensors" in data_of("hf-bert", config).facts.layers
+    told = "weights of model.safetensors; new: classifier.bias, classifier.weight"
+    assert told in data_of("hf-bert", config).facts.layers
     values = json.loads((folder / "config.json").read_text())
     for change, told in (
         ({"num_hidden_layers": 3}, r"16 missing \(bert.encoder.layer.2.* and 15 more\)"),

@@ -23,13 +23,21 @@ def test_an_image_is_read_as_in_a_folder_of_images(channels: int, tmp_path: Path
     section = export_card._reading({"preprocessing": wanted, "spec": dataclasses.asdict(spec)})
     code: dict[str, Any] = {}
     exec(section.split("```python")[1].split("```")[0], code)
-    shape = (61, 90, 3) if channels == 3 else (61, 90)
-    pixels = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
-    for number, orientation in enumerate((1, 6)):  # as it is, and a quarter turn
-        exif, file = Image.Exif(), tmp_path / f"{number}.png"
-        exif[0x0112] = orientation
-        Image.fromarray(pixels).save(file, exif=exif)
-        assert np.array_equal(code["read"](file), decode(file, spec.width)[:channels])
+    generator = np.random.default_rng(1)
+    colours, grey = (generator.integers(0, 256, shape, np.uint8) for shape in ((161, 190, 4), (161, 190)))
+    deep = Image.fromarray(generator.integers(0, 65536, (161, 190), np.uint16))
+    images = {"deep.png": deep, "deep.tif": deep, "grey.png": Image.fromarray(grey)}
+    if channels == 3:
+        images |= {"clear.png": Image.fromarray(colours), "plain.jpg": Image.fromarray(colours[..., :3])}
+    for name, image in images.items():
+        for orientation in (1, 6):  # as it is, and a quarter turn
+            exif, file = Image.Exif(), tmp_path / name
+            exif[0x0112] = orientation
+            image.save(file, exif=exif)
+            assert np.array_equal(code["read"](file), decode(file, spec.width)[:channels]), (
+                name,
+                orientation,
+            )
 
 
 def test_other_data_and_oblong_images_have_no_such_section() -> None:

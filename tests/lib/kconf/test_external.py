@@ -295,6 +295,11 @@ def test_a_forgotten_folder_is_named(folder: Path, other: bool, monkeypatch: pyt
         )
     with pytest.raises(ConfigError, match=f"was made with EXTERNAL={folder}, and"):
         kconf.load_written(resolved.text, root=ROOT)
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(folder / ".." / folder.name))  # the same folder
+    (folder / "defconfigs" / "tiny_net").write_text("CONFIG_NOWHERE=y\n")
+    with pytest.raises(ConfigError) as caught:
+        kconf.load(root=ROOT, config_file=folder / "defconfigs" / "tiny_net")
+    assert "NOWHERE is not a symbol" in caught.value.findings[0]
 
 
 @pytest.mark.slow
