@@ -36,7 +36,8 @@ _COMPARE = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operato
 _MAY_CHANGE = ("running", "killed", "unknown")  # states of runs that change without their directory
 _NUMBER_OR_PATTERN = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf|nan|.*[*?].*", re.IGNORECASE)
 _CONDITION = re.compile(r"(\w+)(!=|<=|>=|=|<|>)(.*)")
-ALIASES = {"lr": "LEARNING_RATE", "epochs": "NUM_EPOCHS", "steps": "MAX_STEPS", "batch": "effective_batch"}
+ALIASES = {"lr": "LEARNING_RATE", "epochs": "NUM_EPOCHS", "steps": "MAX_STEPS"}
+ALIASES |= {"batch": "effective_batch", "time": "seconds"}  # heads of columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,8 @@ def read_row(run: RunDir, name: str) -> Row:
     parts, damaged = objects_of(run, "values", "plan", "data", "tags")
     damaged += [fault] if fault else []
     values, numbers = parts["values"], status.metrics
-    metric, best, best_step = _best(run.metrics, damaged, values.get("BEST_METRIC"))
+    wanted, is_done = values.get("BEST_METRIC"), status.state == "done"
+    metric, best, best_step = _best(run.metrics, damaged, wanted, is_done=is_done)
     return Row(
         run=name,
         state=status.state,
@@ -203,7 +205,9 @@ def facts_of(content: Any, path: str = "", *, skip: Collection[str] = ()) -> Ite
         yield from facts_of(value, f"{path} {key}".lstrip(), skip=skip)
 
 
-def _best(metrics: Path, damaged: list[str], wanted: object) -> tuple[str, float | None, int | None]:
+def _best(
+    metrics: Path, damaged: list[str], wanted: object, *, is_done: bool
+) -> tuple[str, float | None, int | None]:
     """Return the wanted or else preferred metric of the evaluations in a file, its best value and its step.
 
     Lines that are no rows are left out. The first is added to `damaged`; so is a file that cannot be read.
@@ -212,10 +216,11 @@ def _best(metrics: Path, damaged: list[str], wanted: object) -> tuple[str, float
     try:
         with metrics.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                # Rows of training need not be parsed. A last line without its end is still being written.
-                if not line.endswith(b"\n") or (b'"eval"' not in line and line[:1] + line[-2:] == b"{}\n"):
-                    continue
-                if (row := parse_row(line)) is None:
+                if not line.endswith(b"\n"):
+                    bad += [f"{metrics.name}:{number}"] * is_done  # else it is still being written
+                elif b'"eval"' not in line and line[:1] + line[-2:] == b"{}\n":
+                    pass  # rows of training need not be parsed
+                elif (row := parse_row(line)) is None:
                     bad.append(f"{metrics.name}:{number}")
                 elif row.get("kind") == "eval" and "step" in row:
                     rows.append(row)

@@ -168,3 +168,7 @@ def test_what_is_no_mark_of_the_profiler_is_repeated(
 def test_no_steps_are_refused(tmp_path: Path) -> None:
     output = Runner(tmp_path).run("profile", "--steps=0", status=2)
     assert "error: STEPS=0 is not a whole number from 1" in output
+    runner = Runner(tmp_path)
+    runner.configure("lenet5", TINY)
+    output = runner.run("profile", "--steps=1", f"--out={__file__}", status=2)
+    assert "error: OUT=" in output and "it is no folder that you can write to" in output

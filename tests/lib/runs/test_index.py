@@ -213,16 +213,30 @@ def test_tags_are_words(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_of_metrics_is_named_and_the_rows_after_it_count(tmp_path: Path) -> None:
-    run = make_run(tmp_path, 0)
+    run = make_run(tmp_path, 0, state="failed")
     rows = run.metrics.read_text().splitlines(keepends=True)
     run.metrics.write_text("".join([rows[0], '{"kind": "eval", "st\n', *rows[1:], '{"kind": "ev']))
     (row,) = read_runs(tmp_path)
     assert row.damaged == ("metrics.jsonl:2",) and (row.best, row.best_step) == (0.9, 10)
+    for state, damaged in (("failed", ()), ("done", ("metrics.jsonl:3",))):  # a last line that is not whole
+        run.metrics.write_text("".join(rows)[:-5])
+        run.set_status(state, step=20)
+        (row,) = read_runs(tmp_path)
+        assert row.damaged == damaged and row.best == 0.9
     run.metrics.write_text("".join(rows) + "\0\0\0\n")
     run.set_status("done", step=20)
     (row,) = read_runs(tmp_path)
     assert row.damaged == ("metrics.jsonl:4",) and row.best == 0.9
     assert json.loads((tmp_path / index.INDEX).read_text())["runs"][row.run]["row"]["damaged"]
+
+
+def test_every_column_of_one_word_is_a_key(tmp_path: Path) -> None:
+    make_run(tmp_path, 0)
+    rows = read_runs(tmp_path)
+    heads = [head for head, *_ in columns(rows) if len(head.split()) == 1]
+    assert {"model", "batch", "time", "best", "run"} <= {*heads}
+    for head in heads:
+        assert sort(rows, head) == rows
 
 
 @pytest.mark.parametrize("name", ["values", "plan", "data", "tags"])
