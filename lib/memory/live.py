@@ -32,7 +32,7 @@ _WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_emp
 _HOST_ONLY = ("prim", "profiler")
 
 # parameters, gradients, optimizer, averages (of weights), frozen models, data, activations (what outlives a
-# forward pass) and temporaries, which is all else.
+# forward pass), update (temporaries of the optimizer, reported among all) and temporaries, which is all else.
 Category: TypeAlias = str
 
 
@@ -83,6 +83,8 @@ class Trace:
         for number, byte_count in self.events[: totals.index(max(totals)) + 1]:
             sums[self.categories.get(number, "temporaries")] += byte_count
         counted = {name: round(byte_count * shares.get(name, 1)) for name, byte_count in sums.items()}
+        if of_update := counted.pop("update", 0):
+            counted["temporaries"] = counted.get("temporaries", 0) + of_update
         return {name: byte_count for name, byte_count in counted.items() if byte_count}
 
     def history(
@@ -170,6 +172,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         """Assign live storages that have no category yet to `category`."""
         for number, _ in self._alive.values():
             self._categories.setdefault(number, category)
+
+    def name_since(self, start: int, category: Category) -> None:
+        """Assign storages allocated since position `start`, live or not, to `category` if they have none."""
+        for event in self._events[start:]:
+            if event.byte_count > 0:
+                self._categories.setdefault(event.storage, category)
 
     def mark(self) -> int:
         """Return the number of events so far; what a trace has before and after it stays apart."""

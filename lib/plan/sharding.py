@@ -123,7 +123,7 @@ def shares(units: Units, layout: Layout) -> Mapping[str, float]:
     return {
         "parameters": (own.parameters + own.gathered_parameters) / whole.parameters,
         "gradients": (own.gradients + own.gathered_gradients) / max(1, whole.gradients),
-        "optimizer": own.optimizer / max(1, whole.optimizer),
+        **dict.fromkeys(("optimizer", "update"), own.optimizer / max(1, whole.optimizer)),
         "averages": own.gradients / max(1, whole.gradients),
     }
 

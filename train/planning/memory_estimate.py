@@ -255,6 +255,7 @@ def run_traced(job: Job, live: LiveBytes) -> tuple[int, Launches]:
         flop = micro_batches.flop + (live.flop_on - micro_batches.flop_before_update)
         progress.step += 1
         add_state(job.optimizer, live)
+        live.name_since(micro_batches.position_before_update, "update")
     for _ in evaluation_sums(job):
         break
     forward, backward = (count // job.plan.accumulation for count in micro_batches.launches)
@@ -298,6 +299,7 @@ class _MicroBatches:
         self._forward, self.launches = 0, (0, 0)  # of all micro-batches of a step: forward passes, others
         self.flop = Counter[torch.device]()  # of them
         self.launches_before_update, self.flop_before_update = 0, Counter[torch.device]()
+        self.position_before_update = 0
         own = {"targets_per_sample": job.task.targets_per_sample, "evaluation": job.task.evaluation}
         job.task = cast("Task", SimpleNamespace(training=self._training, **own))
 
@@ -307,6 +309,7 @@ class _MicroBatches:
         yield from self._run(job, progress) if found is None else self._repeat(found)
         self.launches_before_update = self._live.launches
         self.flop_before_update = self._live.flop_on.copy()
+        self.position_before_update = self._live.position
 
     def _run(self, job: Job, progress: Progress) -> Iterator[Sums]:
         live, self._forward = self._live, 0
