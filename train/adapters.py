@@ -74,14 +74,40 @@ def halve(model: nn.Module, config: Config, plan: Plan) -> bool:
     Only where products are in the same half precision, so that none changes, and on a single device: what
     several shard or send is of one type.
     """
-    folder = config.model_options.get("dir")
+    folder = _directory(config)
     if not folder or plan.strategy != "single" or plan.precision == "fp32" or config.weights.initial_weights:
         return False  # initial weights may be others than those of the directory
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[plan.precision]
-    if stored_dtypes(plugin_folders.ROOT / Path(str(folder)).expanduser()) != {dtype}:
+    if stored_dtypes(folder) != {dtype}:
         return False
     lora.halve(model, dtype)
     return True
+
+
+def _directory(config: Config) -> Path | None:
+    """Return the directory of a model of transformers; None for other models."""
+    named = config.model_options.get("dir")
+    return plugin_folders.ROOT / Path(str(named)).expanduser() if named else None
+
+
+def without_files(config: Config) -> str:
+    """Return what a plan assumes of a model's directory without weights; "" where nothing is assumed."""
+    folder = _directory(config)
+    if folder is None or config.weights.initial_weights or any(folder.glob("*.safetensors")):
+        return ""
+    if config.weights.adapt == "full":
+        return f"Weights: random ones, for {folder} has none"
+    (dtype,) = stored_dtypes(folder)
+    return f"Weights: {folder} has none; planned as if it had, in {str(dtype).removeprefix('torch.')}"
+
+
+def check_files(config: Config) -> None:
+    """Raise ConfigError for adapters of random weights, where a directory was to have others."""
+    if config.weights.adapt != "full" and without_files(config):
+        what = f"CONFIG_ADAPT_{config.weights.adapt.upper()}=y has nothing to adapt"
+        todo = "copy its *.safetensors there (make fetch REPO=owner/name DIRECTORY=... does), or set "
+        why = f"{_directory(config)} has no weights"
+        raise ConfigError(what, why=why, todo=f"{todo}CONFIG_ADAPT_FULL=y to train random ones")
 
 
 def base_facts(model: nn.Module, config: Config, *, contents: bool) -> dict[str, Any]:
@@ -132,8 +158,8 @@ def base_dtype(config: Config, found: WeightFiles | None = None) -> torch.dtype:
     directory = config.model_options.get("dir")
     if found is None:
         named, root = directory or config.weights.initial_weights, plugin_folders.ROOT
-        is_bare = directory and not any((root / Path(str(directory)).expanduser()).glob("*.safetensors"))
-        if not named or is_bare:  # it started from random ones
+        folder = _directory(config)
+        if not named or (folder and not any(folder.glob("*.safetensors"))):  # it started from random ones
             return torch.float32
         found = find_weights(
             str(named), root=root, folders=(config.weights.weights_dir, config.data_dir or "")

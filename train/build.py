@@ -121,6 +121,11 @@ def _new_model(
         from train.initial_weights import initialise_from_samples
 
         initialise_from_samples(model, config, data.dataset, backend, log=log)
+    elif whole_run and not simulated() and config.model_options.get("dir"):
+        from train.adapters import without_files
+
+        if note := without_files(config):
+            log(note)
     if config.weights.adapt == "full":
         return model, None
     from train import adapters
@@ -353,6 +358,10 @@ def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
         why = "weights in 4 bits are not sharded"
         todo = "set CONFIG_DIST_STRATEGY_DDP=y, CONFIG_NUM_DEVICES=1 or CONFIG_ADAPT_LORA=y"
         raise ConfigError(f"CONFIG_ADAPT_QLORA=y cannot be trained with {plan.strategy}", why=why, todo=todo)
+    if config.weights.adapt != "full":
+        from train.adapters import check_files
+
+        check_files(config)
     warm_up_text(config, train_size=data.dataset.train.size, effective_batch=plan.effective_batch)
     epochs_ahead(config, plan, data.dataset.train, log=lambda _: None)
     if plan.channels_last and plan.device == "cpu":

@@ -48,7 +48,7 @@ def check_length(theirs: Any, block_size: int, folder: str) -> None:
 def note(files: Sequence[str]) -> str:
     """Return for the plan where the weights are from."""
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"weights of {files[0]}{more}" if files else "random weights: the directory has none"
+    return f"weights of {files[0]}{more}" if files else "the directory has no weights"
 
 
 def attention_dropout(theirs: Any) -> float:

@@ -32,6 +32,7 @@ from lib.plan.strategies import format_strategies
 from lib.plan.types import STATIC_SHAPES, Hardware, Memory, Plan
 from lib.tiers import with_tier
 from lib.units import aligned, bytes_text, columns, flop_text, range_text
+from train.adapters import without_files
 from train.base_run import base_of
 from train.initial_weights import check_weights, initial_weights
 from train.job import budget_of, warm_up_text
@@ -110,6 +111,8 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
         check_weights(config, data.dataset.spec, root, log=report)
     elif not names:
         report(f"Initial weights: {config.weights.initial_weights}, which make train trains first")
+    if note := without_files(config):
+        report(note)
     if len(names) > 1:
         return _compare(config, data, names, as_json=as_json, price=price)
     hardware = parse_gpu(names[0]) if names else probe(config.device)

@@ -1,0 +1,126 @@
+"""Frozen linear layers that stay in the half precision of their files, beside adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lib.config import Config
+from lib.data import TokenPart
+from lib.data.types import Dataset
+from lib.devices.base import Backend
+from lib.errors import ConfigError
+from lib.nn import lora
+from lib.plan.fitting import step_settings
+from lib.plan.gpus import parse_gpu
+from tests.extras.foreign import config_of
+from tests.extras.test_adapters import model_of
+from tests.extras.test_causal import folder_of, with_weights
+from tests.support.tokens import BLOCK, text_spec
+from tests.support.training import (
+    ADAPTERS,
+    CPU,
+    MemoryRecord,
+    largest_difference,
+    small_job,
+    small_plan,
+    trained,
+)
+from train import adapters
+from train.build import check_run, make_job
+from train.planning.memory_estimate import predicted_plan
+from train.training_data import TrainingData, make_training_data
+
+
+def token_data(config: Config) -> TrainingData:
+    """Random bytes in the tokens of `with_weights`."""
+    tokens = np.random.default_rng(0).integers(3, 256, 40 * BLOCK).astype("uint16")
+    parts = [TokenPart(tokens, block_size=BLOCK, shifted=shifted) for shifted in (True, False)]
+    spec = text_spec(vocab_size=257, tokens=len(tokens) - 1)
+    dataset = Dataset(spec=spec, train=parts[0], test=parts[1], source="noise")
+    return make_training_data(config, dataset)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # the head of the second is tied to its embedding
+def test_frozen_layers_stay_in_the_type_of_their_files_and_no_bit_changes(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = with_weights(family, tmp_path, dtype=torch.bfloat16)
+    own = {"model_options": {"dir": str(folder), "input": "causal"}, "precision": "bf16"}
+    config = config_of("lm-llama", tmp_path / "other", **ADAPTERS, **own)
+    data, plan = token_data(config), small_plan(4, 4, precision="bf16")
+    device = parse_gpu("rtx4090")
+    found, parts = list[dict[str, torch.Tensor]](), list[int]()
+    for halves in (True, False):
+        if not halves:
+            monkeypatch.setattr(adapters, "halve", lambda *_: False)
+        job = small_job(config, plan, data, dtype=torch.float32)
+        linear = {each.weight.dtype for each in lora.adapted(job.model).values()}
+        assert linear == {torch.bfloat16 if halves else torch.float32}
+        assert job.model.get_input_embeddings().weight.dtype == torch.float32
+        tied = job.model.lm_head.weight is job.model.get_input_embeddings().weight
+        assert tied == (family == "qwen2")
+        found.append(trained(job))
+        decided, predict = predicted_plan(config, data, device)
+        parts.append(predict(step_settings(decided))["parameters"])
+    assert largest_difference(*found) == 0
+    layers = lora.adapted(job.model)
+    less = 2 * (
+        sum(each.weight.numel() for each in layers.values()) + (not tied) * job.model.lm_head.weight.numel()
+    )
+    assert parts[1] - parts[0] == less
+
+
+@pytest.mark.parametrize("case", ["fp32", "two devices", "initial weights", "files in fp32"])
+def test_frozen_layers_are_not_rounded(case: str, tmp_path: Path) -> None:
+    dtype = torch.float32 if case == "files in fp32" else torch.bfloat16
+    own = {"model_options": {"dir": str(with_weights("llama", tmp_path, dtype=dtype)), "input": "causal"}}
+    config = config_of("lm-llama", tmp_path / "other", **ADAPTERS, **own)
+    config = config.replace(initial_weights="a.safetensors" if case == "initial weights" else "")
+    plan = small_plan(4, precision="fp32" if case == "fp32" else "bf16", world=1 + (case == "two devices"))
+    model = model_of("llama")
+    assert not adapters.halve(model, config, plan)
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+
+
+def of_directory(folder: Path, place: Path, **changes: Any) -> Config:
+    own = {"model_options": {"dir": str(folder), "input": "causal"}, "precision": "bf16"}
+    return config_of("lm-llama", place / "other", **ADAPTERS | own | changes)
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype", ""])
+def test_a_directory_without_files_is_planned_as_if_it_had_them(key: str, tmp_path: Path) -> None:
+    bare = folder_of("llama", tmp_path / "bare", **({key: "bfloat16"} if key else {}))
+    found = []
+    for folder in (bare, with_weights("llama", tmp_path, dtype=torch.bfloat16)):
+        config = of_directory(folder, tmp_path)
+        decided, predict = predicted_plan(config, token_data(config), parse_gpu("rtx4090"))
+        found.append((predict(step_settings(decided))["parameters"], adapters.without_files(config)))
+    (ours, note), (theirs, none) = found
+    assert (ours == theirs) == bool(key) and (key or ours > theirs)
+    assert note.endswith(f" has none; planned as if it had, in {'bfloat16' if key else 'float32'}")
+    assert none == ""
+
+
+def test_random_weights_of_a_directory_are_not_adapted_and_their_training_says_so(tmp_path: Path) -> None:
+    folder = folder_of("llama", tmp_path, dtype="bfloat16")
+    config, plan = of_directory(folder, tmp_path), small_plan(4)
+    data = token_data(config)
+    with pytest.raises(
+        ConfigError, match=r"^CONFIG_ADAPT_LORA=y has nothing to adapt: .*/llama has no weights;"
+    ):
+        check_run(config, plan, data)
+    whole = config.replace(adapt="full")
+    for changed in (whole, config.replace(initial_weights="a.safetensors")):
+        check_run(changed, plan, data)
+    record = MemoryRecord()
+    options: dict[str, Any] = {"hardware": CPU, "backend": Backend("cpu"), "record": record}
+    make_job(whole, plan, data, whole_run=True, **options)
+    assert f"Weights: random ones, for {folder} has none" in record.said
+    unknown = of_directory(folder_of("llama", tmp_path, dtype="int8"), tmp_path)
+    with pytest.raises(ConfigError, match=r"config.json has weights of int8; write dtype=bfloat16"):
+        adapters.without_files(unknown)
