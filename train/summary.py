@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from lib.config import Config
-from lib.data.types import Dataset, TextSpec, TokenPart
+from lib.data.sampler import HasLengths, sample_stream
+from lib.data.types import Dataset, TextSpec, TokenPart, TokenTagSpec
 from lib.devices.host import given_to_make
 from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
 from lib.plan.types import COLLECTIVE_FORWARD, Hardware
@@ -78,9 +79,9 @@ def log_speed(job: Job, data: TrainingData, hardware: Hardware, *, step: int) ->
     """Record the speed measured and estimated, as a row of kind "speed" of metrics.jsonl and in words."""
     if not (row := dict(job.record.speed())):
         return
-    rate, tokens = row["samples_per_second"], job.task.targets_per_sample
-    if tokens > 1:
-        row["tokens_per_second"] = rate * tokens
+    rate = row["samples_per_second"]
+    if job.task.targets_per_sample > 1:
+        row["tokens_per_second"] = rate * _tokens_per_sample(job, data.dataset, steps=step)
     row |= {} if hardware.kind == "cpu" else _estimated_speed(job, data, hardware, rate=rate)
     job.record.row("speed", step=step, **row)
     named = (f"{name.replace('_', ' ')} {format_value(name, value)}" for name, value in row.items())
@@ -92,6 +93,20 @@ def log_speed(job: Job, data: TrainingData, hardware: Hardware, *, step: int) ->
             f"no estimate and no FLOP utilization: {hardware.devices[0].name} is not in the catalogue"
         ]
     job.record.log("; ".join([f"Speed: {', '.join(named)}", *missing]))
+
+
+def _tokens_per_sample(job: Job, dataset: Dataset, *, steps: int) -> float:
+    """Return the mean number of tokens without padding in the samples of the first `steps`."""
+    spec, part = dataset.spec, dataset.train
+    if isinstance(spec, HasLengths):
+        lengths_N = spec.lengths(part)
+    elif isinstance(spec, TokenTagSpec):
+        lengths_N = (part.take()[0] != spec.pad).sum(axis=1)
+    else:
+        return job.task.targets_per_sample
+    count = min(steps * job.plan.effective_batch, part.size)  # each epoch has the same samples
+    _, seen_N = sample_stream(start=0, count=count, seed=job.config.seed, size=part.size)
+    return float(lengths_N[seen_N].mean())
 
 
 def _estimated_speed(job: Job, data: TrainingData, hardware: Hardware, *, rate: float) -> dict[str, float]:

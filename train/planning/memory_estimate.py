@@ -25,7 +25,7 @@ from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, WORK, MemoryEstimator, Parts, RefusedBatchError, StepSettings
 from lib.plan.placement import place
-from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, fixed_plan
 from train import loop
 from train.build import check_run, make_job, placement_of
 from train.job import Job, Progress, evaluation_sums, warm_up_text
@@ -131,16 +131,16 @@ class MemoryTraces:
 
         @functools.cache  # parallelism strategies ask again for the plan's own
         def predict(step: StepSettings) -> Parts:
+            layout = step.layout or Layout(strategy="single", world=1, shard=1)
             factors: Mapping[str, float] = {}
-            pipeline = step.layout is not None and step.layout.strategy == "pipeline"
-            if pipeline and step.layout is not None:
+            if layout.strategy == "pipeline":
                 from lib.plan.stages import stage_shares
 
-                factors = stage_shares(facts, step.layout)
-            elif step.layout is not None and step.layout.world > 1 and units is not None:
+                factors = stage_shares(facts, layout)
+            elif layout.world > 1 and units is not None:
                 from lib.plan.sharding import shares
 
-                factors = shares(units, step.layout)
+                factors = shares(units, layout)
             key = self._key(step, hardware)
             found = self._of(key, hardware)
             trace = found.trace
@@ -148,12 +148,12 @@ class MemoryTraces:
             if cached not in self._parts:
                 self._parts[cached] = with_gaps(trace, step.device, factors, gaps=gaps)
             parts = dict(self._parts[cached])
-            if pipeline and step.layout is not None and facts.stages is not None:
+            if layout.strategy == "pipeline" and facts.stages is not None:
                 from lib.plan.stages import buffer_bytes, most_samples
 
-                samples = max(step.micro_batch, most_samples(config, step.layout))
-                sizes = {"samples": samples, "micro_batch": step.micro_batch}
-                parts["stage buffers"] = buffer_bytes(facts.stages, step.layout, **sizes)
+                sizes = {"samples": max(step.micro_batch, most_samples(config, layout))}
+                sizes["micro_batch"] = step.micro_batch
+                parts["stage buffers"] = buffer_bytes(facts.stages, layout, **sizes)
             if self._config.checkpoints.checkpoint_async and step.device in _IN_MAIN_MEMORY:
                 # While the next step runs one process gathers the full state, or each has a copy of its own.
                 is_sharded = self._config.checkpoints.checkpoint_format == "sharded"
@@ -382,18 +382,10 @@ def plan_of(step: StepSettings) -> Plan:
     own: dict[str, Any] = {}
     if step.layout is not None and step.layout.replica.strategy != "single":
         own = {"strategy": step.layout.strategy, "branch_devices": step.layout.branch_devices}
-    return fixed_plan(
-        "estimated",
-        device=step.device,
-        world=1 + step.several_devices,
-        micro_batch=step.micro_batch,
-        accumulation=1 + step.accumulates,
-        norm_batch=step.norm_batch,
-        precision=step.precision,
-        channels_last=step.channels_last,
-        compile=step.compile,  # MemoryTraces asks for steps that are not, and the planner adds a share
-        **own,
-    )
+    for name in ("device", "micro_batch", "norm_batch", "precision", "channels_last", "compile"):
+        own[name] = getattr(step, name)  # MemoryTraces asks for steps that are not compiled
+    counts = {"world": 1 + step.several_devices, "accumulation": 1 + step.accumulates}
+    return fixed_plan("estimated", **counts, **own)
 
 
 def _resident(config: Config, plan: Plan, data: TrainingData, hardware: Hardware) -> list[torch.Tensor]:
