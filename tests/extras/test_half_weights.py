@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +21,12 @@ from lib.errors import ConfigError
 from lib.nn import lora
 from lib.plan.fitting import step_settings
 from lib.plan.gpus import parse_gpu
+from tests.e2e.forked import ROOT
+from tests.e2e.runner import Runner
 from tests.extras.foreign import config_of
 from tests.extras.test_adapters import model_of
 from tests.extras.test_causal import folder_of, with_weights
+from tests.extras.test_chat import TALK, tokenizer_at
 from tests.support.tokens import BLOCK, text_spec
 from tests.support.training import (
     ADAPTERS,
@@ -124,3 +131,57 @@ def test_random_weights_of_a_directory_are_not_adapted_and_their_training_says_s
     unknown = of_directory(folder_of("llama", tmp_path, dtype="int8"), tmp_path)
     with pytest.raises(ConfigError, match=r"config.json has weights of int8; write dtype=bfloat16"):
         adapters.without_files(unknown)
+
+
+TRAINS = """
+import os, runpy, signal, sys
+from train import adapters
+from train.record import RunRecord
+
+halve, last = adapters.halve, int(sys.argv.pop(1))
+
+def told(*given):
+    print("halved:", done := halve(*given))
+    return done
+
+def progress(self, step, fraction):
+    if step == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+adapters.halve, RunRecord.progress = told, progress
+runpy.run_module("train", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["n", "y"])
+def test_a_killed_run_is_resumed_to_the_bytes_of_its_adapters(packing: str, tmp_path: Path) -> None:
+    """Killed in the step after the first checkpoint, which is computed again."""
+    folder = tokenizer_at(with_weights("llama", tmp_path, dtype=torch.bfloat16))
+    talks = [[{**each, "content": each["content"] * (1 + n % 3)} for each in TALK[:2]] for n in range(24)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(json.dumps({"messages": each}) for each in talks))
+    settings = {
+        "MODEL_HUGGINGFACE": "y", "HUGGINGFACE_INPUT_CAUSAL": "y", "HUGGINGFACE_DIR": str(folder),
+        "DATASET_CHAT": "y", "DATA_DIR": str(tmp_path), "CHAT_PACKING": packing, "BLOCK_SIZE": "64",
+        "ADAPT_LORA": "y", "LORA_DROPOUT": "0.2", "MAX_STEPS": "5", "TARGET_EFFECTIVE_BATCH": "4",
+        "CHAT_VALIDATION_OTHER": "y", "CHAT_VALIDATION_FILE": "chat.jsonl", "PRECISION_BF16": "y",
+        "CHECKPOINT_INTERVAL_STEPS": "2", "LEARNING_RATE": "0.05",
+    }  # fmt: skip
+
+    def train(runner: Runner, last: int) -> int:
+        command = [sys.executable, "-c", TRAINS, str(last), "--runs", str(runner.runs), "train"]
+        environment = runner.environment() | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert "halved: True" in done.stdout and "halved: False" not in done.stdout, done.stderr
+        return done.returncode
+
+    found = []
+    for name, kills in (("whole", [0]), ("killed", [3, 0])):
+        (tmp_path / name).mkdir()
+        runner = Runner(tmp_path / name)
+        runner.configure("gpt2-tiny", {f"CONFIG_{key}": value for key, value in settings.items()})
+        assert [train(runner, last) for last in kills] == [-signal.SIGKILL] * (len(kills) - 1) + [0]
+        assert len(list(runner.runs.glob("*/*/status.json"))) == 1
+        runner.run("export", "--format", "adapter", "--directory", str(runner.folder / "adapters"))
+        found.append((runner.folder / "adapters/adapter_model.safetensors").read_bytes())
+    assert found[0] == found[1]
