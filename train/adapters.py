@@ -21,7 +21,7 @@ from lib.nn import lora
 from lib.nn.model_code import load_model
 from lib.nn.model_directory import stored_dtypes
 from lib.nn.weights import head_of, is_adapter, read_metadata, read_weights
-from lib.plan.types import Plan
+from lib.plan.types import Precision
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir
 from lib.runs.weight_files import OPTION, WeightFiles, find_weights
@@ -68,16 +68,15 @@ def settle(model: nn.Module, config: Config, device: torch.device, *, contents: 
     return facts
 
 
-def halve(model: nn.Module, config: Config, plan: Plan) -> bool:
+def halve(model: nn.Module, config: Config, precision: Precision) -> bool:
     """Store frozen linear layers in the type of their directory's files; return True if that was done.
 
-    Only where products are in the same half precision, so that none changes, and on a single device: what
-    several shard or send is of one type.
+    Only where products are in the same half precision, so that none changes.
     """
     folder = _directory(config)
-    if not folder or plan.strategy != "single" or plan.precision == "fp32" or config.weights.initial_weights:
+    if config.weights.adapt == "full" or not folder or config.weights.initial_weights or precision == "fp32":
         return False  # initial weights may be others than those of the directory
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[plan.precision]
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     if stored_dtypes(folder) != {dtype}:
         return False
     lora.halve(model, dtype)

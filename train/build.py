@@ -135,7 +135,12 @@ def _new_model(
 
 
 def _placed(
-    model: nn.Module, config: Config, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype
+    model: nn.Module,
+    config: Config,
+    plan: Plan,
+    backend: Backend,
+    facts: ModelFacts,
+    dtype: torch.dtype | None,
 ) -> tuple[nn.Module, nn.Module, Pipeline | None]:
     """Return the model on its device, the module whose backward pass averages gradients, and the stage."""
     assert len(backend.devices) == plan.layout.devices_per_process, f"{plan.strategy}: {backend.devices}"
@@ -145,19 +150,18 @@ def _placed(
         model = model.to(dtype=dtype)
         options: dict[str, Any] = {"stages": plan.shard, "seed": config.seed, "precision": plan.precision}
         return model, model, Pipeline(model, backend, **options)
-    if plan.strategy in SHARDS_WEIGHTS:
-        model = model.to(dtype=dtype)  # unsharded it need not fit on the device
-        return model, backend.shard(model, plan.layout), None
-    halved = False
-    if config.weights.adapt != "full" and dtype == torch.float32 and not backend.averages_gradients:
+    if config.weights.adapt != "full" and dtype == torch.float32:
         from train.adapters import halve
 
-        halved = halve(model, config, plan)
+        dtype = None if halve(model, config, plan.precision) else dtype
+    if plan.strategy in SHARDS_WEIGHTS:
+        model = model.to(dtype=dtype) if dtype else model  # unsharded it need not fit on the device
+        return model, backend.shard(model, plan.layout), None
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     if not simulated():
         if plan.channels_last and plan.device == "cpu":
             check_channels_last(model)
-        model = model.to(backend.device, None if halved else dtype)
+        model = model.to(backend.device, dtype)
     model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm), None
 

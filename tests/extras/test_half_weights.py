@@ -6,28 +6,27 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 
-from lib.config import Config
-from lib.data import TokenPart
-from lib.data.types import Dataset
 from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.nn import lora
-from lib.plan.fitting import step_settings
+from lib.plan.fitting import StepSettings, step_settings
 from lib.plan.gpus import parse_gpu
+from lib.plan.sharding import held
+from lib.plan.types import Layout
 from tests.e2e.forked import ROOT
 from tests.e2e.runner import Runner
 from tests.extras.foreign import config_of
+from tests.extras.half_ranks_worker import STRATEGIES, of_directory, token_data, trained_by
 from tests.extras.test_adapters import model_of
 from tests.extras.test_causal import folder_of, with_weights
 from tests.extras.test_chat import TALK, tokenizer_at
-from tests.support.tokens import BLOCK, text_spec
 from tests.support.training import (
     ADAPTERS,
     CPU,
@@ -39,17 +38,8 @@ from tests.support.training import (
 )
 from train import adapters
 from train.build import check_run, make_job
-from train.planning.memory_estimate import predicted_plan
-from train.training_data import TrainingData, make_training_data
-
-
-def token_data(config: Config) -> TrainingData:
-    """Random bytes in the tokens of `with_weights`."""
-    tokens = np.random.default_rng(0).integers(3, 256, 40 * BLOCK).astype("uint16")
-    parts = [TokenPart(tokens, block_size=BLOCK, shifted=shifted) for shifted in (True, False)]
-    spec = text_spec(vocab_size=257, tokens=len(tokens) - 1)
-    dataset = Dataset(spec=spec, train=parts[0], test=parts[1], source="noise")
-    return make_training_data(config, dataset)
+from train.planning.memory_estimate import MemoryTraces, predicted_plan
+from train.training_data import stored_units
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # the head of the second is tied to its embedding
@@ -82,21 +72,16 @@ def test_frozen_layers_stay_in_the_type_of_their_files_and_no_bit_changes(
     assert parts[1] - parts[0] == less
 
 
-@pytest.mark.parametrize("case", ["fp32", "two devices", "initial weights", "files in fp32"])
+@pytest.mark.parametrize("case", ["fp32", "initial weights", "files in fp32", "all weights are trained"])
 def test_frozen_layers_are_not_rounded(case: str, tmp_path: Path) -> None:
     dtype = torch.float32 if case == "files in fp32" else torch.bfloat16
     own = {"model_options": {"dir": str(with_weights("llama", tmp_path, dtype=dtype)), "input": "causal"}}
     config = config_of("lm-llama", tmp_path / "other", **ADAPTERS, **own)
     config = config.replace(initial_weights="a.safetensors" if case == "initial weights" else "")
-    plan = small_plan(4, precision="fp32" if case == "fp32" else "bf16", world=1 + (case == "two devices"))
+    config = config.replace(adapt="full") if case.startswith("all") else config
     model = model_of("llama")
-    assert not adapters.halve(model, config, plan)
+    assert not adapters.halve(model, config, "fp32" if case == "fp32" else "bf16")
     assert {each.dtype for each in model.parameters()} == {torch.float32}
-
-
-def of_directory(folder: Path, place: Path, **changes: Any) -> Config:
-    own = {"model_options": {"dir": str(folder), "input": "causal"}, "precision": "bf16"}
-    return config_of("lm-llama", place / "other", **ADAPTERS | own | changes)
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype", ""])
@@ -131,6 +116,40 @@ def test_random_weights_of_a_directory_are_not_adapted_and_their_training_says_s
     unknown = of_directory(folder_of("llama", tmp_path, dtype="int8"), tmp_path)
     with pytest.raises(ConfigError, match=r"config.json has weights of int8; write dtype=bfloat16"):
         adapters.without_files(unknown)
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of a model, and what two ranks trained from it."""
+    folder = with_weights("qwen2", tmp_path_factory.mktemp("ranks"), dtype=torch.bfloat16)  # of tied weights
+    command = [sys.executable, "-m", "tests.extras.half_ranks_worker", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_keep_frozen_layers_in_half_precision_and_no_bit_changes(strategy: str, of_ranks: Path) -> None:
+    halved, whole = (torch.load(of_ranks / f"{strategy}-{each}.pt") for each in (True, False))
+    assert largest_difference(halved["trained"], whole["trained"]) == 0
+    config = of_directory(of_ranks, of_ranks, optimizer="adamw", momentum=None)
+    alone = trained_by(config, Backend("cpu"), "single")
+    assert max(float(each.abs().max()) for each in alone["trained"].values()) > 0
+    assert largest_difference(alone["trained"], halved["trained"]) < 1e-5
+    data, machine = token_data(config), parse_gpu("h100-80gx2")
+    world = Layout(strategy=cast(Any, strategy), world=2, shard=STRATEGIES[strategy])
+    units = stored_units(data, config, "bf16")
+    sizes = [[replace(each, shape=(*each.shape, each.element_bytes)) for each in unit] for unit in units]
+    assert halved["bytes"] == held(sizes, world).parameters < 0.85 * whole["bytes"]
+    assert whole["bytes"] == 4 * held(stored_units(data, config, "fp32"), world).parameters
+    settings = StepSettings(
+        device="cuda", several_devices=True, micro_batch=4, norm_batch=0, precision="bf16",
+        channels_last=False, compile=False, layout=world,
+    )  # fmt: skip
+    predicted = MemoryTraces(config, data).predictor(machine, gaps=False)(settings)["parameters"]
+    gathered = held(sizes, world).gathered_parameters
+    assert predicted == pytest.approx(halved["bytes"] + gathered, rel=0.1)  # rounded up to 512 bytes each
 
 
 TRAINS = """

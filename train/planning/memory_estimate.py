@@ -31,7 +31,7 @@ from train.build import check_run, make_job, placement_of
 from train.job import Job, Progress, evaluation_sums, warm_up_text
 from train.record import Record
 from train.tasks.base import Forward, HoldsWeights, Sums, Task, to_measure
-from train.training_data import TrainingData
+from train.training_data import TrainingData, stored_units
 
 _SAVED = ("parameters", "optimizer", "averages")
 _Key: TypeAlias = tuple[StepSettings, str]  # and the placement of the data
@@ -127,7 +127,7 @@ class MemoryTraces:
     def predictor(self, hardware: Hardware, *, gaps: bool = True) -> MemoryEstimator:
         """Return a predictor of the memory of an optimizer step on `hardware`, without a device."""
         facts, config = self._training_data.facts, self._config
-        units = facts.units
+        units = functools.cache(functools.partial(stored_units, self._training_data, config))
 
         @functools.cache  # parallelism strategies ask again for the plan's own
         def predict(step: StepSettings) -> Parts:
@@ -137,10 +137,10 @@ class MemoryTraces:
                 from lib.plan.stages import stage_shares
 
                 factors = stage_shares(facts, layout)
-            elif layout.world > 1 and units is not None:
+            elif layout.world > 1 and facts.units is not None:
                 from lib.plan.sharding import shares
 
-                factors = shares(units, layout)
+                factors = shares(units(step.precision), layout)
             key = self._key(step, hardware)
             found = self._of(key, hardware)
             trace = found.trace
@@ -372,9 +372,8 @@ def with_gaps(
 
 def fullest(traces: Sequence[Trace], device: Kind) -> Trace:
     """Return the trace of the device that needs most: fragmentation can outweigh a higher live peak."""
-    if len(traces) == 1:
-        return traces[0]
-    return max(traces, key=lambda trace: sum(with_gaps(trace, device).values()))
+    needs = functools.partial(with_gaps, device=device)
+    return traces[0] if len(traces) == 1 else max(traces, key=lambda trace: sum(needs(trace).values()))
 
 
 def plan_of(step: StepSettings) -> Plan:
