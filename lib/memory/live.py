@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from lib.memory.simulation import kernels_for
+
 # Torch counts the FLOP of attention only for GPU kernels.
 FLOP_FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
@@ -24,6 +26,7 @@ FLOP_FORMULAS = {
     **flop_registry,
 }
 
+_SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 _DEVICE_OF = torch.ops.prim.device.default  # of a fake tensor: two of three calls in a traced step
 
 _FLOP: dict[tuple[Any, ...], int] = {}  # of operators, by the shapes that they were given
@@ -151,6 +154,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
             self.flop_on[tensors[0].device] += _flop(func, counter, args, kwargs, result)
         self.launches += launches
         self.add(tensors)
+        if func is _SOFTMAX_BACKWARD and kernels_for(tensors[0]) == "cuda":
+            self.add([args[0] * args[1]])  # a product that lives as long (ATen/native/cuda/SoftMax.cu)
         return result
 
     @property
