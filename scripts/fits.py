@@ -84,8 +84,7 @@ class Request:
 
     def with_length(self) -> Request:
         """Return this request with the tokens that its samples have."""
-        inputs = self.inputs()
-        tokens = inputs["input_ids"][1] if "input_ids" in inputs else 0
+        tokens = self.inputs()["input_ids"][1] if "input_ids" in self.inputs() else 0
         return dataclasses.replace(self, seq=tokens)
 
     def inputs(self) -> Any:

@@ -139,7 +139,7 @@ def attempts(
         else:
             missed[change.name] = needed
             too_little.append(f"{change.name} needs {bytes_text(needed.need_bytes)}")
-    yield from dict.fromkeys(refused).items()
+    yield from refused.items()
     if too_little:
         yield f"not enough: {'; '.join(too_little)}", None
 
