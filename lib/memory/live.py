@@ -180,9 +180,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
     def name_since(self, start: int, category: Category) -> None:
         """Assign storages allocated since position `start`, live or not, to `category` if they have none."""
-        for event in self._events[start:]:
-            if event.byte_count > 0:
-                self._categories.setdefault(event.storage, category)
+        for number, byte_count in self._events[start:]:
+            if byte_count > 0:
+                self._categories.setdefault(number, category)
 
     def mark(self) -> int:
         """Return the number of events so far; what a trace has before and after it stays apart."""

@@ -204,7 +204,7 @@ def temporaries_of_update(layout: Layout) -> int:
             live.name_since(start, "update")
     trace = live.trace()
     own = {number for number, category in trace.categories.items() if category == "update"}
-    return max(itertools.accumulate(each.byte_count for each in trace.events if each.storage in own))
+    return max(itertools.accumulate(size for number, size in trace.events if number in own))
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "fsdp", "hsdp"])
