@@ -36,12 +36,12 @@ from lib.plan.fitting import GAPS, largest_fitting, split_under
 from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.sharding import shares
-from lib.plan.types import STATIC_SHAPES, Device, Kind, Layout, Precision
+from lib.plan.types import STATIC_SHAPES, Device, Kind, Layout, Memory, Precision
 from lib.units import aligned, bytes_text, columns, range_text, whole_number
+from train.planning.changes import STATE, WEIGHTS, Change, Edit, attempts, together
 from train.planning.memory_estimate import with_gaps
 
 STEPS = 1000  # whose money is shown
-SHORTEST = 128  # tokens, below which no sequence is offered
 SHOWN = 0.01  # share of the need from which a part is shown
 HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
 _PHASES = ("forward pass", "backward pass", "optimizer step")  # of Report.phases
@@ -81,6 +81,11 @@ class Request:
             enable = enable or model.gradient_checkpointing_enable  # of transformers 4
             enable({"use_reentrant": False})
         return cast(nn.Module, model)
+
+    def with_length(self) -> Request:
+        """Return this request with the tokens that its samples have."""
+        tokens = self.inputs()["input_ids"][1] if "input_ids" in self.inputs() else 0
+        return dataclasses.replace(self, seq=tokens)
 
     def inputs(self) -> Any:
         """Return the shapes of one sample, with labels where the model takes them."""
@@ -124,7 +129,7 @@ def main() -> int:
     if precision not in get_args(AnyPrecision):
         todo = meant(precision, get_args(AnyPrecision))
         raise ConfigError(f"PRECISION={precision} is not predicted for", todo=todo)
-    request = Request(**given, precision=precision, checkpoint=options.checkpoint == "y")
+    request = Request(**given, precision=precision, checkpoint=options.checkpoint == "y").with_length()
     price_of(options.price, None)  # before what takes long
     machines = [(name, parse_gpu(name)) for name in machine_names(options.gpu)]
     machines = [
@@ -139,12 +144,14 @@ def main() -> int:
     print("\n".join(aligned(columns([HEAD, *rows]))))
     if len(rows) == 1 and rows[0][1] == "0":
         kind, device = machines[0][1].kind, machines[0][1].devices[0]
-        found = [
+        found = list(changes(request, kind, device.free_bytes))
+        table = [
             (text, bytes_text(report.on(device.free_bytes).need_bytes), span(report, request, device))
-            for text, report in changes(request, kind, device.free_bytes)
+            for text, report in found
+            if report
         ]
-        table = columns([("One sample would fit with", "need", "seconds"), *found]) if found else ()
-        print("\n".join(aligned(table)))
+        shown = aligned(columns([("One sample would fit with", "need", "seconds"), *table])) if table else ()
+        print("\n".join([*shown, *(line for line, report in found if not report)]))
     print(
         f"{allocator_text()}. Seconds of a step by the roofline; money in US dollars unless PRICE= is yours."
     )
@@ -185,7 +192,8 @@ def cells(request: Request, kind: Kind, device: Device, options: argparse.Namesp
 def nearest(request: Request, kind: Kind, device: Device) -> str:
     """Format the nearest change with which one sample fits `device`, and what it needs then."""
     for text, report in changes(request, kind, device.free_bytes):
-        return f"{text}: {bytes_text(report.on(device.free_bytes).need_bytes)}"
+        if report:
+            return f"{text}: {bytes_text(report.on(device.free_bytes).need_bytes)}"
     return "nothing that is known here"
 
 
@@ -227,34 +235,33 @@ def traced(request: Request, kind: Kind) -> Callable[[int], Report]:
     return report_of
 
 
-def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str, Report]]:
-    """Yield changes with which one sample fits, the nearest first, and the report with each."""
-    again = dataclasses.replace(request, checkpoint=True)
-    small, both = (dataclasses.replace(each, lora=request.lora or 16) for each in (request, again))
-    checkpoint, lora = "CHECKPOINT=y", f"LORA={small.lora}"
-    tries: list[tuple[str, Request, Callable[[], Mapping[str, float]]]] = [
-        (checkpoint, again, dict),
-        ("8-bit optimizer state", dataclasses.replace(request, eight_bit=True), dict),
-        (lora, small, dict),
-        (f"{lora} {checkpoint}", both, dict),
-        (f"{lora} {checkpoint}, 4-bit weights", dataclasses.replace(both, four_bit=True), dict),
-    ]
-    if request.seq >= 2 * SHORTEST:
-        half = request.seq // 2
-        tries.append((f"SEQ={half} {lora} {checkpoint}", dataclasses.replace(both, seq=half), dict))
-    tries += [
-        (f"{checkpoint}, FSDP over {n}", again, functools.partial(sharded, again, n)) for n in (2, 4, 8)
-    ]
-    for text, changed, factors in tries:
-        try:
-            report = traced(changed, kind)(1)
-            parts = with_gaps(report.trace, kind, factors())
-        except ConfigError:  # the model has no such change, or a package is missing
-            continue
-        gaps = parts.pop(GAPS, 0)
-        report = dataclasses.replace(report, parts=parts, gaps_bytes=gaps)
-        if report.on(free_bytes).fits:
-            yield text, report
+def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str, Report | None]]:
+    """Yield changes with which one sample fits, the nearest first, with reports; then lines on the others."""
+
+    def edit(name: str, keeps: tuple[str, ...], *, is_exact: bool = False, **values: Any) -> Edit[Request]:
+        return Edit(name, lambda own: dataclasses.replace(own, **values), keeps, is_exact)
+
+    def attempt(change: Change[Request]) -> tuple[Memory, Report]:
+        report = traced(change.subject, kind)(1)
+        if change.devices > 1:
+            parts = with_gaps(report.trace, kind, sharded(change.subject, change.devices))
+            report = dataclasses.replace(report, gaps_bytes=parts.pop(GAPS, 0), parts=parts)
+        return report.on(free_bytes), report
+
+    rank, again = request.lora or 16, edit("CHECKPOINT=y", STATE, is_exact=True, checkpoint=True)
+    small, lora = edit("8-bit optimizer state", WEIGHTS, eight_bit=True), edit(f"LORA={rank}", (), lora=rank)
+    four_bit = edit("4-bit weights", (), lora=rank, four_bit=True)
+    adapted = [] if request.lora else [lora]
+    found = together(
+        request,
+        [*([] if request.checkpoint else [again]), small, *adapted],
+        None if request.checkpoint else again,
+        [[small], *([adapted] if adapted else []), [*adapted, four_bit]],
+        tokens=request.seq,
+        shorter=lambda size: edit(f"SEQ={size}", STATE, seq=size),
+        wider=lambda count: Edit(f"FSDP over {count}", lambda own: own, devices=count),
+    )
+    return attempts(found, traced(request, kind)(1).on(free_bytes), attempt)
 
 
 def sharded(request: Request, world: int) -> Mapping[str, float]:

@@ -21,7 +21,7 @@ from lib.nn import lora
 from lib.nn.model_code import load_model
 from lib.nn.model_directory import stored_dtypes
 from lib.nn.weights import head_of, is_adapter, read_metadata, read_weights
-from lib.plan.types import Plan
+from lib.plan.types import Precision
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir
 from lib.runs.weight_files import OPTION, WeightFiles, find_weights
@@ -42,17 +42,12 @@ def add(model: nn.Module, config: Config, spec: Spec) -> None:
     rank, alpha = config.weights.lora_rank, config.weights.lora_alpha
     assert rank and alpha
     lora.adapt(
-        model,
-        rank=rank,
-        alpha=alpha,
-        dropout=config.weights.lora_dropout or 0.0,
-        targets=config.weights.lora_targets or "",
-        train=config.weights.lora_train or "",
+        model, rank=rank, alpha=alpha, dropout=config.weights.lora_dropout or 0.0,
+        targets=config.weights.lora_targets or "", train=config.weights.lora_train or "",
         head=head_of(model, getattr(load_model(config.model), "HEAD", None)),
         trains_head=config.weights.reset_head or any(hasattr(spec, name) for name in _OF_DATA),
-        four_bit=config.weights.adapt == "qlora",
-        seed=config.seed,
-    )
+        four_bit=config.weights.adapt == "qlora", seed=config.seed,
+    )  # fmt: skip
 
 
 def settle(model: nn.Module, config: Config, device: torch.device, *, contents: bool) -> dict[str, Any]:
@@ -68,20 +63,45 @@ def settle(model: nn.Module, config: Config, device: torch.device, *, contents: 
     return facts
 
 
-def halve(model: nn.Module, config: Config, plan: Plan) -> bool:
+def halve(model: nn.Module, config: Config, precision: Precision) -> bool:
     """Store frozen linear layers in the type of their directory's files; return True if that was done.
 
-    Only where products are in the same half precision, so that none changes, and on a single device: what
-    several shard or send is of one type.
+    Only where products are in the same half precision, so that none changes.
     """
-    folder = config.model_options.get("dir")
-    if not folder or plan.strategy != "single" or plan.precision == "fp32" or config.weights.initial_weights:
+    folder = _directory(config)
+    if config.weights.adapt == "full" or not folder or config.weights.initial_weights or precision == "fp32":
         return False  # initial weights may be others than those of the directory
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[plan.precision]
-    if stored_dtypes(plugin_folders.ROOT / Path(str(folder)).expanduser()) != {dtype}:
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    if stored_dtypes(folder) != {dtype}:
         return False
     lora.halve(model, dtype)
     return True
+
+
+def _directory(config: Config) -> Path | None:
+    """Return the directory of a model of transformers; None for other models."""
+    named = config.model_options.get("dir")
+    return plugin_folders.ROOT / Path(str(named)).expanduser() if named else None
+
+
+def without_files(config: Config) -> str:
+    """Return what a plan assumes of a model's directory without weights; "" where nothing is assumed."""
+    folder = _directory(config)
+    if folder is None or config.weights.initial_weights or any(folder.glob("*.safetensors")):
+        return ""
+    if config.weights.adapt == "full":
+        return f"Weights: random ones, for {folder} has none"
+    (dtype,) = stored_dtypes(folder)
+    return f"Weights: {folder} has none; planned as if it had, in {str(dtype).removeprefix('torch.')}"
+
+
+def check_files(config: Config) -> None:
+    """Raise ConfigError for adapters of random weights, where a directory was to have others."""
+    if config.weights.adapt != "full" and without_files(config):
+        what = f"CONFIG_ADAPT_{config.weights.adapt.upper()}=y has nothing to adapt"
+        todo = "copy its *.safetensors there (make fetch REPO=owner/name DIRECTORY=... does), or set "
+        why = f"{_directory(config)} has no weights"
+        raise ConfigError(what, why=why, todo=f"{todo}CONFIG_ADAPT_FULL=y to train random ones")
 
 
 def base_facts(model: nn.Module, config: Config, *, contents: bool) -> dict[str, Any]:
@@ -132,8 +152,8 @@ def base_dtype(config: Config, found: WeightFiles | None = None) -> torch.dtype:
     directory = config.model_options.get("dir")
     if found is None:
         named, root = directory or config.weights.initial_weights, plugin_folders.ROOT
-        is_bare = directory and not any((root / Path(str(directory)).expanduser()).glob("*.safetensors"))
-        if not named or is_bare:  # it started from random ones
+        folder = _directory(config)
+        if not named or (folder and not any(folder.glob("*.safetensors"))):  # it started from random ones
             return torch.float32
         found = find_weights(
             str(named), root=root, folders=(config.weights.weights_dir, config.data_dir or "")

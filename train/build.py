@@ -78,28 +78,17 @@ def make_job(
     if whole_run:
         _log_course(config, plan, data, record.log)
     return Job(
-        config=config,
-        plan=plan,
-        backend=backend,
-        task=task,
-        model=model,
-        wrapped=wrapped,
-        forward=_forward(plan, model, wrapped),
-        keeping=_keeping(config, plan, model),
-        reseeds=bool(data.facts.inexact),
-        dropouts=dropouts(model),
-        optimizer=optimizer_of(config, plan, model),
-        scaler=backend.loss_scaler(plan.precision),
+        config=config, plan=plan, backend=backend, task=task, model=model, wrapped=wrapped,
+        forward=_forward(plan, model, wrapped), keeping=_keeping(config, plan, model),
+        reseeds=bool(data.facts.inexact), dropouts=dropouts(model),
+        optimizer=optimizer_of(config, plan, model), scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, plan, model, budget := budget_of(config, **batch), record.log),
         carry=task.carry if isinstance(task, Carries) else None,
         train_loader=_train_loader(config, data, loader_config, epochs_ahead=ahead),
-        eval_loader=EvalLoader(data.dataset.test, data.dataset.spec, loader_config),
-        budget=budget,
-        warmup_fraction=warm_up_of(config, budget, effective_batch=plan.effective_batch),
-        record=record,
-        pipeline=pipeline,
-        adapters=adapters,
-    )
+        eval_loader=EvalLoader(data.dataset.test, data.dataset.spec, loader_config), budget=budget,
+        warmup_fraction=warm_up_of(config, budget, effective_batch=plan.effective_batch), record=record,
+        pipeline=pipeline, adapters=adapters,
+    )  # fmt: skip
 
 
 def _new_model(
@@ -121,8 +110,10 @@ def _new_model(
         from train.initial_weights import initialise_from_samples
 
         initialise_from_samples(model, config, data.dataset, backend, log=log)
-    elif whole_run and (note := getattr(model, "build_note", "")):
-        log(f"Weights: {note}")
+    elif whole_run and not simulated() and config.model_options.get("dir"):
+        from train.adapters import without_files
+
+        log(without_files(config) or f"Weights: {getattr(model, 'build_note', 'random ones')}")
     if config.weights.adapt == "full":
         return model, None
     from train import adapters
@@ -132,7 +123,12 @@ def _new_model(
 
 
 def _placed(
-    model: nn.Module, config: Config, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype
+    model: nn.Module,
+    config: Config,
+    plan: Plan,
+    backend: Backend,
+    facts: ModelFacts,
+    dtype: torch.dtype | None,
 ) -> tuple[nn.Module, nn.Module, Pipeline | None]:
     """Return the model on its device, the module whose backward pass averages gradients, and the stage."""
     assert len(backend.devices) == plan.layout.devices_per_process, f"{plan.strategy}: {backend.devices}"
@@ -142,19 +138,18 @@ def _placed(
         model = model.to(dtype=dtype)
         options: dict[str, Any] = {"stages": plan.shard, "seed": config.seed, "precision": plan.precision}
         return model, model, Pipeline(model, backend, **options)
-    if plan.strategy in SHARDS_WEIGHTS:
-        model = model.to(dtype=dtype)  # unsharded it need not fit on the device
-        return model, backend.shard(model, plan.layout), None
-    halved = False
-    if config.weights.adapt != "full" and dtype == torch.float32 and not backend.averages_gradients:
+    if config.weights.adapt != "full" and dtype == torch.float32:
         from train.adapters import halve
 
-        halved = halve(model, config, plan)
+        dtype = None if halve(model, config, plan.precision) else dtype
+    if plan.strategy in SHARDS_WEIGHTS:
+        model = model.to(dtype=dtype) if dtype else model  # unsharded it need not fit on the device
+        return model, backend.shard(model, plan.layout), None
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     if not simulated():
         if plan.channels_last and plan.device == "cpu":
             check_channels_last(model)
-        model = model.to(backend.device, None if halved else dtype)
+        model = model.to(backend.device, dtype)
     model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm), None
 
@@ -186,22 +181,15 @@ def optimizer_of(config: Config, plan: Plan, model: nn.Module) -> torch.optim.Op
         return None if rate is None else rate * factor
 
     return make_optimizer(
-        model,
-        name=config.optimizer,
-        learning_rate=optim.learning_rate * factor,
-        weight_decay=optim.weight_decay,
-        momentum=optim.momentum,
-        nesterov=optim.nesterov,
-        adam_beta1=optim.adam_beta1,
-        adam_beta2=optim.adam_beta2,
-        adam_eps=optim.adam_eps,
-        adam_8bit=config.adam_8bit,
-        layer_decay=optim.layer_decay,
+        model, name=config.optimizer, learning_rate=optim.learning_rate * factor,
+        weight_decay=optim.weight_decay, momentum=optim.momentum, nesterov=optim.nesterov,
+        adam_beta1=optim.adam_beta1, adam_beta2=optim.adam_beta2, adam_eps=optim.adam_eps,
+        adam_8bit=config.adam_8bit, layer_decay=optim.layer_decay,
         muon_learning_rate=scaled(optim.muon_learning_rate),
         sign_learning_rate=scaled(optim.sign_learning_rate),
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
         shard_state=plan.strategy == "zero1",
-    )
+    )  # fmt: skip
 
 
 def _batch_factor(config: Config, plan: Plan) -> float:
@@ -319,14 +307,11 @@ def _loader_config(
 
         lengths = lengths_of(plan)
     return LoaderConfig(
-        device=backend.device,
-        dtype=dtype,
-        channels_last=plan.channels_last,
+        device=backend.device, dtype=dtype, channels_last=plan.channels_last,
         placement="shapes" if simulated() else placement,
         num_workers=config.num_workers or max(1, hardware.cpu_count // plan.world),
-        prefetch=config.prefetch or 1,
-        lengths=lengths,
-    )
+        prefetch=config.prefetch or 1, lengths=lengths,
+    )  # fmt: skip
 
 
 def _train_loader(
@@ -337,16 +322,10 @@ def _train_loader(
         pad = max(1, min(spec.height, spec.width) // 8)
     kind: Kind = "none" if config.augment is None or config.augment == "resized_crop" else config.augment
     return TrainLoader(
-        data.dataset.train,
-        spec,
-        loader_config,
-        seed=config.seed,
-        augment=kind,
-        pad=pad,
-        fixed=config.trm_augment_fixed or 0,
-        epochs_ahead=epochs_ahead,
+        data.dataset.train, spec, loader_config, seed=config.seed, augment=kind, pad=pad,
+        fixed=config.trm_augment_fixed or 0, epochs_ahead=epochs_ahead,
         operations=image_operations(config, spec),
-    )
+    )  # fmt: skip
 
 
 def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
@@ -355,6 +334,10 @@ def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
         why = "weights in 4 bits are not sharded"
         todo = "set CONFIG_DIST_STRATEGY_DDP=y, CONFIG_NUM_DEVICES=1 or CONFIG_ADAPT_LORA=y"
         raise ConfigError(f"CONFIG_ADAPT_QLORA=y cannot be trained with {plan.strategy}", why=why, todo=todo)
+    if config.weights.adapt != "full":
+        from train.adapters import check_files
+
+        check_files(config)
     warm_up_text(config, train_size=data.dataset.train.size, effective_batch=plan.effective_batch)
     epochs_ahead(config, plan, data.dataset.train, log=lambda _: None)
     if plan.channels_last and plan.device == "cpu":

@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from lib.config import Config
-from lib.data.types import Dataset, TextSpec, TokenPart
+from lib.data.sampler import HasLengths, sample_stream
+from lib.data.types import Dataset, TextSpec, TokenPart, TokenTagSpec
 from lib.devices.host import given_to_make
 from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
 from lib.plan.types import COLLECTIVE_FORWARD, Hardware
@@ -61,12 +62,9 @@ def _log_memory(job: Job, hardware: Hardware) -> None:
         job.record.log(f"{line}; predicted: {predicted}")
         return
     size = advised_micro_batch(
-        plan.micro_batch,
-        share=plan.shares[0],
-        norm_batch=plan.norm_batch,
-        filled=filled,
+        plan.micro_batch, share=plan.shares[0], norm_batch=plan.norm_batch, filled=filled,
         target=TARGET_UTIL if percent is None else percent / 100,
-    )
+    )  # fmt: skip
     if size != plan.micro_batch:
         by_hand = f"CONFIG_BATCH_SIZE={size} CONFIG_TARGET_EFFECTIVE_BATCH={plan.effective_batch}"
         line += f"; {size} at a time instead of {plan.micro_batch} would use it better at the next start"
@@ -78,9 +76,9 @@ def log_speed(job: Job, data: TrainingData, hardware: Hardware, *, step: int) ->
     """Record the speed measured and estimated, as a row of kind "speed" of metrics.jsonl and in words."""
     if not (row := dict(job.record.speed())):
         return
-    rate, tokens = row["samples_per_second"], job.task.targets_per_sample
-    if tokens > 1:
-        row["tokens_per_second"] = rate * tokens
+    rate = row["samples_per_second"]
+    if job.task.targets_per_sample > 1:
+        row["tokens_per_second"] = rate * _tokens_per_sample(job, data.dataset, steps=step)
     row |= {} if hardware.kind == "cpu" else _estimated_speed(job, data, hardware, rate=rate)
     job.record.row("speed", step=step, **row)
     named = (f"{name.replace('_', ' ')} {format_value(name, value)}" for name, value in row.items())
@@ -92,6 +90,20 @@ def log_speed(job: Job, data: TrainingData, hardware: Hardware, *, step: int) ->
             f"no estimate and no FLOP utilization: {hardware.devices[0].name} is not in the catalogue"
         ]
     job.record.log("; ".join([f"Speed: {', '.join(named)}", *missing]))
+
+
+def _tokens_per_sample(job: Job, dataset: Dataset, *, steps: int) -> float:
+    """Return the mean number of tokens without padding in the samples of the first `steps`."""
+    spec, part = dataset.spec, dataset.train
+    if isinstance(spec, HasLengths):
+        lengths_N = spec.lengths(part)
+    elif isinstance(spec, TokenTagSpec):
+        lengths_N = (part.take()[0] != spec.pad).sum(axis=1)
+    else:
+        return job.task.targets_per_sample
+    count = min(steps * job.plan.effective_batch, part.size)  # each epoch has the same samples
+    _, seen_N = sample_stream(start=0, count=count, seed=job.config.seed, size=part.size)
+    return float(lengths_N[seen_N].mean())
 
 
 def _estimated_speed(job: Job, data: TrainingData, hardware: Hardware, *, rate: float) -> dict[str, float]:

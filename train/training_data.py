@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +22,7 @@ from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.dropout import key_stock_dropouts
 from lib.nn.model_code import ModelCode, build_model, has_stock_layers
-from lib.plan.types import ModelFacts, least_effective_batch
+from lib.plan.types import ModelFacts, Precision, Weight, least_effective_batch
 from lib.plugins import MODELS
 from train.job import warm_up_text
 from train.tasks.base import (
@@ -292,6 +293,19 @@ def converted(model: nn.Module, config: Config, spec: Spec) -> nn.Module:
 
         adapters.add(model, config, spec)
     return model
+
+
+def stored_units(data: TrainingData, config: Config, precision: Precision) -> Sequence[Sequence[Weight]]:
+    """Return the weights by FSDP unit, which are known, each in the type that it is stored in."""
+    assert data.facts.units is not None
+    if config.weights.adapt != "full":
+        from lib.distributed.fsdp import weight_units
+        from train.adapters import halve
+
+        with torch.device("meta"):
+            if halve(model := built(config, data.dataset.spec), config, precision):
+                return weight_units(model)
+    return data.facts.units
 
 
 def check_task(config: Config, dataset: Dataset) -> None:

@@ -44,8 +44,6 @@ def send(value: Tensor | npt.NDArray[Any] | float, device: torch.device) -> Tens
 class Backend:
     """Backend of a run with one process. devices: number of GPUs; the first one, `device`, is the default."""
 
-    averages_gradients = False  # simulated other ranks do
-
     def __init__(
         self, kind: Kind, *, rank: int = 0, world: int = 1, local_rank: int = 0, devices: int = 1
     ) -> None:
@@ -315,7 +313,7 @@ class SimulatedBackend(Backend):
         self.kind = kind
         self._others = [torch.device("cpu", number) for number in range(1, devices)]
         self._host = torch.device("cpu", devices)
-        self.averages_gradients = averages_gradients
+        self._averages_gradients = averages_gradients
         self._buckets: list[Tensor] = []
 
     @property
@@ -325,7 +323,7 @@ class SimulatedBackend(Backend):
 
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:  # noqa: ARG002
         """Add a gradient bucket for each parameter, as DDP would."""
-        if self.averages_gradients:
+        if self._averages_gradients:
             for parameter in filter(lambda each: each.requires_grad, model.parameters()):
                 self._buckets.append(bucket := torch.empty_like(parameter, requires_grad=False))
 

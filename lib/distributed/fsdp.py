@@ -52,7 +52,11 @@ def weight_units(model: nn.Module) -> tuple[tuple[Weight, ...], ...]:
     blocks = [list(block.parameters()) for block in blocks_of(model)]
     inside = {id(parameter) for block in blocks for parameter in block}
     root = [parameter for parameter in model.parameters() if id(parameter) not in inside]
-    return tuple(tuple(Weight(tuple(p.shape), p.requires_grad) for p in unit) for unit in [root, *blocks])
+
+    def weight(parameter: nn.Parameter) -> Weight:
+        return Weight(tuple(parameter.shape), parameter.requires_grad, parameter.element_size())
+
+    return tuple(tuple(map(weight, unit)) for unit in [root, *blocks])
 
 
 def shard_model(model: nn.Module, layout: Layout, *, device_type: str) -> None:

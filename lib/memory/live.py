@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from lib.memory.simulation import kernels_for
+
 # Torch counts the FLOP of attention only for GPU kernels.
 FLOP_FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
@@ -24,6 +26,7 @@ FLOP_FORMULAS = {
     **flop_registry,
 }
 
+_SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 _DEVICE_OF = torch.ops.prim.device.default  # of a fake tensor: two of three calls in a traced step
 
 _FLOP: dict[tuple[Any, ...], int] = {}  # of operators, by the shapes that they were given
@@ -32,7 +35,7 @@ _WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_emp
 _HOST_ONLY = ("prim", "profiler")
 
 # parameters, gradients, optimizer, averages (of weights), frozen models, data, activations (what outlives a
-# forward pass) and temporaries, which is all else.
+# forward pass), update (temporaries of the optimizer, reported among all) and temporaries, which is all else.
 Category: TypeAlias = str
 
 
@@ -83,6 +86,8 @@ class Trace:
         for number, byte_count in self.events[: totals.index(max(totals)) + 1]:
             sums[self.categories.get(number, "temporaries")] += byte_count
         counted = {name: round(byte_count * shares.get(name, 1)) for name, byte_count in sums.items()}
+        if of_update := counted.pop("update", 0):
+            counted["temporaries"] = counted.get("temporaries", 0) + of_update
         return {name: byte_count for name, byte_count in counted.items() if byte_count}
 
     def history(
@@ -149,6 +154,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
             self.flop_on[tensors[0].device] += _flop(func, counter, args, kwargs, result)
         self.launches += launches
         self.add(tensors)
+        if func is _SOFTMAX_BACKWARD and kernels_for(tensors[0]) == "cuda":
+            self.add([args[0] * args[1]])  # a product that lives as long (ATen/native/cuda/SoftMax.cu)
         return result
 
     @property
@@ -170,6 +177,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         """Assign live storages that have no category yet to `category`."""
         for number, _ in self._alive.values():
             self._categories.setdefault(number, category)
+
+    def name_since(self, start: int, category: Category) -> None:
+        """Assign storages allocated since position `start`, live or not, to `category` if they have none."""
+        for number, byte_count in self._events[start:]:
+            if byte_count > 0:
+                self._categories.setdefault(number, category)
 
     def mark(self) -> int:
         """Return the number of events so far; what a trace has before and after it stays apart."""

@@ -79,6 +79,7 @@ def training_step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     add_state(optimizer, live)
+    live.name_since(marks[-1], "update")
     return [*marks, live.mark()]
 
 

@@ -77,9 +77,19 @@ def widest_dtype(folder: str, files: Sequence[str]) -> torch.dtype:
 
 
 def stored_dtypes(folder: Path) -> set[torch.dtype]:
-    """Return the types of the weights in `folder`, by headers alone. Raises ConfigError for damaged files."""
+    """Return the types of the weights in `folder`, by headers alone; what config.json names without files.
+
+    Raises ConfigError for damaged files, and an unknown type in config.json.
+    """
     with _readable(folder):
-        return {dtype for file in folder.glob("*.safetensors") for dtype in header_dtypes(file)}
+        if files := list(folder.glob("*.safetensors")):
+            return {dtype for file in files for dtype in header_dtypes(file)}
+        values = json.loads((folder / "config.json").read_bytes())
+    named = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    dtype = getattr(torch, named, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"{folder / 'config.json'} has weights of {named}", todo="write dtype=bfloat16")
+    return {dtype}
 
 
 @contextlib.contextmanager

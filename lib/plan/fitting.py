@@ -52,16 +52,10 @@ class RefusedBatchError(PlanError):
 def step_settings(plan: Plan) -> StepSettings:
     """Return the settings of the steps of `plan`."""
     return StepSettings(
-        device=plan.device,
-        several_devices=plan.world > 1,
-        micro_batch=plan.micro_batch,
-        accumulates=plan.accumulation > 1,
-        norm_batch=plan.norm_batch,
-        precision=plan.precision,
-        channels_last=plan.channels_last,
-        compile=plan.compile,
-        layout=plan.layout,
-    )
+        device=plan.device, several_devices=plan.world > 1, micro_batch=plan.micro_batch,
+        accumulates=plan.accumulation > 1, norm_batch=plan.norm_batch, precision=plan.precision,
+        channels_last=plan.channels_last, compile=plan.compile, layout=plan.layout,
+    )  # fmt: skip
 
 
 # Keys of a prediction for work: FLOP and launches of kernels of a micro-batch, and launches of the update.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from lib.plan.gpus import Gpu
@@ -118,12 +118,15 @@ def part_elements(weight: Weight, shard: int) -> int:
 
 def shares(units: Units, layout: Layout) -> Mapping[str, float]:
     """Return the factor on each kind of memory of an unsharded process; kinds not named do not change."""
-    whole = held(units, Layout(strategy="single", world=1, shard=1))
-    own = held(units, layout)
+    alone = Layout(strategy="single", world=1, shard=1)
+    whole, own = held(units, alone), held(units, layout)
+    # Weights may be of several types: each as a row of its bytes.
+    sized = [[replace(w, shape=(*(w.shape or (1,)), w.element_bytes)) for w in unit] for unit in units]
+    own_bytes = held(sized, layout)
     return {
-        "parameters": (own.parameters + own.gathered_parameters) / whole.parameters,
+        "parameters": (own_bytes.parameters + own_bytes.gathered_parameters) / held(sized, alone).parameters,
         "gradients": (own.gradients + own.gathered_gradients) / max(1, whole.gradients),
-        "optimizer": own.optimizer / max(1, whole.optimizer),
+        **dict.fromkeys(("optimizer", "update"), own.optimizer / max(1, whole.optimizer)),
         "averages": own.gradients / max(1, whole.gradients),
     }
 

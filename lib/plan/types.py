@@ -126,10 +126,11 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter of a model: its shape, and whether it is trained."""
+    """One parameter of a model: its shape, whether it is trained, and the bytes of an element."""
 
     shape: tuple[int, ...]
     trainable: bool
+    element_bytes: int = 4
 
     @property
     def elements(self) -> int:
@@ -396,5 +397,4 @@ def grows_with_devices(config: ConfigView) -> str:
         return "CONFIG_ELASTIC_SCALE_BATCH=y"
     if config.hyper_param == "auto":
         return "CONFIG_BATCH_TABLE_STRICT=y" if config.batch_table_strict else ""
-    by_hand = config.gradient_accumulation
-    return f"CONFIG_GRADIENT_ACCUMULATION={by_hand}" if by_hand else ""
+    return f"CONFIG_GRADIENT_ACCUMULATION={by_hand}" if (by_hand := config.gradient_accumulation) else ""

@@ -48,7 +48,7 @@ def check_length(theirs: Any, block_size: int, folder: str) -> None:
 def note(files: Sequence[str], differing: str = "") -> str:
     """Return where the weights are from. differing: of `loaded`."""
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"weights of {files[0]}{more}{differing}" if files else "random weights: the directory has none"
+    return f"weights of {files[0]}{more}{differing}" if files else "the directory has no weights"
 
 
 def attention_dropout(theirs: Any) -> float:

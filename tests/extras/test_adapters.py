@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import peft
 import pytest
 import torch
@@ -16,20 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from lib.config import Config
-from lib.data import TokenPart
-from lib.data.types import Dataset
 from lib.errors import ConfigError
 from lib.nn import four_bit, lora
 from lib.nn.weights import head_of, is_adapter
-from lib.plan.fitting import step_settings
-from lib.plan.gpus import parse_gpu
 from lib.runs.weight_files import find_weights
 from tests.e2e.runner import TINY, Runner
 from tests.extras import foreign, zoo
-from tests.extras.foreign import config_of
-from tests.extras.test_causal import with_weights
-from tests.support.tokens import BLOCK, small_lm_config, text_data, text_spec
+from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import (
     ADAPTERS,
     clone,
@@ -42,8 +34,7 @@ from tests.support.training import (
 from train import adapters, loop
 from train.initial_weights import load_weights
 from train.job import Progress
-from train.planning.memory_estimate import predicted_plan
-from train.training_data import TrainingData, built, make_training_data
+from train.training_data import built
 
 FAMILIES = ("llama", "qwen2", "mistral", "gemma3")
 CONFIG = small_config(**ADAPTERS | {"lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.0})
@@ -237,60 +228,6 @@ def test_a_run_in_4_bits_does_not_depend_on_the_micro_batch() -> None:
     data = text_data(config)
     whole, split = (trained(small_job(config, small_plan(*sizes), data)) for sizes in ((8,), (3, 3, 2)))
     assert largest_difference(whole, split) < 1e-12
-
-
-# Frozen weights in the half precision of their files
-
-
-def token_data(config: Config) -> TrainingData:
-    """Random bytes in the tokens of `with_weights`."""
-    tokens = np.random.default_rng(0).integers(3, 256, 40 * BLOCK).astype("uint16")
-    parts = [TokenPart(tokens, block_size=BLOCK, shifted=shifted) for shifted in (True, False)]
-    spec = text_spec(vocab_size=257, tokens=len(tokens) - 1)
-    dataset = Dataset(spec=spec, train=parts[0], test=parts[1], source="noise")
-    return make_training_data(config, dataset)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2"])  # the head of the second is tied to its embedding
-def test_frozen_layers_stay_in_the_type_of_their_files_and_no_bit_changes(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = with_weights(family, tmp_path, dtype=torch.bfloat16)
-    own = {"model_options": {"dir": str(folder), "input": "causal"}, "precision": "bf16"}
-    config = config_of("lm-llama", tmp_path / "other", **ADAPTERS, **own)
-    data, plan = token_data(config), small_plan(4, 4, precision="bf16")
-    device = parse_gpu("rtx4090")
-    found, parts = list[dict[str, torch.Tensor]](), list[int]()
-    for halves in (True, False):
-        if not halves:
-            monkeypatch.setattr(adapters, "halve", lambda *_: False)
-        job = small_job(config, plan, data, dtype=torch.float32)
-        linear = {each.weight.dtype for each in lora.adapted(job.model).values()}
-        assert linear == {torch.bfloat16 if halves else torch.float32}
-        assert job.model.get_input_embeddings().weight.dtype == torch.float32
-        tied = job.model.lm_head.weight is job.model.get_input_embeddings().weight
-        assert tied == (family == "qwen2")
-        found.append(trained(job))
-        decided, predict = predicted_plan(config, data, device)
-        parts.append(predict(step_settings(decided))["parameters"])
-    assert largest_difference(*found) == 0
-    layers = lora.adapted(job.model)
-    less = 2 * (
-        sum(each.weight.numel() for each in layers.values()) + (not tied) * job.model.lm_head.weight.numel()
-    )
-    assert parts[1] - parts[0] == less
-
-
-@pytest.mark.parametrize("case", ["fp32", "two devices", "initial weights", "files in fp32"])
-def test_frozen_layers_are_not_rounded(case: str, tmp_path: Path) -> None:
-    dtype = torch.float32 if case == "files in fp32" else torch.bfloat16
-    own = {"model_options": {"dir": str(with_weights("llama", tmp_path, dtype=dtype)), "input": "causal"}}
-    config = config_of("lm-llama", tmp_path / "other", **ADAPTERS, **own)
-    config = config.replace(initial_weights="a.safetensors" if case == "initial weights" else "")
-    plan = small_plan(4, precision="fp32" if case == "fp32" else "bf16", world=1 + (case == "two devices"))
-    model = model_of("llama")
-    assert not adapters.halve(model, config, plan)
-    assert {each.dtype for each in model.parameters()} == {torch.float32}
 
 
 # Adapters that PEFT trained

@@ -20,6 +20,7 @@ from lib.plan.gpus import parse_gpu
 from lib.plan.types import Hardware
 from lib.units import bytes_text
 from scripts import fits
+from train.planning.changes import _OTHER
 
 pytestmark = pytest.mark.slow
 
@@ -165,6 +166,37 @@ def test_the_nearest_change_that_would_fit(
         assert not listed
 
 
+def test_changes_go_together_with_shorter_samples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in make plan, each length only where twice as much is too much; also of the model's own length."""
+    own = fits.Request(
+        model="hf:config.json", precision="fp32", seq=0, lora=0, checkpoint=False
+    ).with_length()
+    assert own.seq == 256
+
+    def need(seq: int, **values: Any) -> int:
+        changed = dataclasses.replace(own, seq=seq, checkpoint=True, lora=16, **values)
+        return fits.traced(changed, "cuda")(1).need_bytes
+
+    free = need(128, four_bit=True)
+    assert f"LORA=16 CHECKPOINT=y SEQ=128, 4-bit weights{_OTHER}" in dict(fits.changes(own, "cuda", free))
+    free, longer = need(4096, four_bit=True), dataclasses.replace(own, seq=65536)
+    found = dict(fits.changes(longer, "cuda", free))
+    *fitting, left = found
+    assert left.startswith("not enough: CHECKPOINT=y needs ") and found[left] is None
+    assert all((report := found[name]) is not None and report.on(free).fits for name in fitting)
+    for more, four_bit in (("", False), (", 4-bit weights", True)):
+        (size,) = (
+            size for size in (4096, 2048, 1024) if f"LORA=16 CHECKPOINT=y SEQ={size}{more}{_OTHER}" in fitting
+        )
+        assert need(size, four_bit=four_bit) <= free < need(2 * size, four_bit=four_bit)
+    monkeypatch.setattr(fits, "parse_gpu", lambda name: with_free(parse_gpu(name), free))
+    assert run(monkeypatch, model="hf:config.json", gpu="rtx3090", seq="65536", precision="fp32") == 2
+    *_, last, _ = lines = capsys.readouterr().out.splitlines()
+    assert last == left and sum(line.startswith(tuple(fitting)) for line in lines) == len(fitting)
+
+
 def with_free(machine: Hardware, free_bytes: int) -> Hardware:
     device = dataclasses.replace(machine.devices[0], free_bytes=free_bytes)
     return dataclasses.replace(machine, devices=(device,))
@@ -179,7 +211,13 @@ def test_state_in_8_bits_and_weights_in_4() -> None:
     assert factors["optimizer"] == pytest.approx(1 / 4, rel=0.01) and factors["parameters"] > 1 / 4, (
         "gathered ones"
     )
-    assert next(fits.changes(own, "cuda", small.need_bytes))[0] in ("CHECKPOINT=y", "8-bit optimizer state")
+    # At the peak, in the update, are those of a GPU's part (tests/lib/plan/test_fake_group.py sees them).
+    update = whole.trace.at_peak(factors)["temporaries"] / whole.parts["temporaries"]
+    assert update == pytest.approx(1 / 4, rel=0.05) and whole.phases["update"][0] == whole.peak_bytes
+    assert next(fits.changes(own, "cuda", small.need_bytes))[0] in (
+        "CHECKPOINT=y",
+        f"8-bit optimizer state{_OTHER}",
+    )
     # Three of 4 layers of 512 x 512, for the last is the head, with 4.127 bits a weight in place of 32. The
     # allocator rounds scales of scales and tables of values up to 512 bytes.
     adapters = dataclasses.replace(own, lora=4)

@@ -10,18 +10,32 @@ from typing import Any
 import pytest
 import torch
 
+from lib.data.loader import Batch
 from lib.devices.base import Backend
 from lib.errors import ToolkitError
+from lib.nn import IGNORED
 from lib.plan.gpus import parse_gpu
 from lib.plan.types import Hardware
 from lib.runs import metrics
 from lib.runs.console import Console
 from lib.runs.directory import RunDir
-from tests.support.training import Clock, MemoryRecord, random_data, small_config, small_job, small_plan
+from tests.support.chats import random_chats
+from tests.support.labels import random_tags
+from tests.support.tokens import BLOCK, VOCAB, small_lm_config
+from tests.support.training import (
+    Clock,
+    MemoryRecord,
+    Wrapped,
+    random_data,
+    small_config,
+    small_job,
+    small_plan,
+)
 from train.job import Progress
 from train.loop import train
 from train.record import RunRecord
 from train.summary import log_speed
+from train.tasks.base import Forward, Sums, Task
 
 H100 = parse_gpu("h100-80g")
 CPU = parse_gpu("cpu-24g")
@@ -68,6 +82,47 @@ def logged(hardware: Hardware) -> tuple[dict[str, Any], str]:
     flop = data.facts.flop_per_sample
     assert flop is not None
     return {**found, "flop": flop}, text
+
+
+class CountsTokens(Wrapped):
+    """Counts what is not padding in the rows that it is given, however they are cut."""
+
+    rows = tokens = 0
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        counted_BT = batch.targets != IGNORED
+        self.rows += len(counted_BT)
+        self.tokens += sum(int(each.nonzero().max()) + 1 for each in counted_BT)
+        return super().training(forward, batch)
+
+
+@pytest.mark.parametrize("steps", [3, 8], ids=["part of an epoch", "two epochs"])
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_tokens_per_second_are_those_without_padding(bucketed: bool, steps: int) -> None:
+    config, record = small_lm_config(task="chat", max_steps=steps), Measured()
+    data = random_chats(config, train=64, test=8, bucketed=bucketed)
+    found = list[CountsTokens]()
+
+    def counting(task: Task) -> Task:
+        found.append(CountsTokens(task))
+        return found[0]
+
+    job = small_job(config, small_plan(8, 8), data, record=record, task=counting)
+    train(job, Progress())
+    log_speed(job, data, CPU, step=steps)
+    (row,), (counted,) = record.of_kind("speed"), found
+    assert counted.rows == 16 * steps
+    assert row["tokens_per_second"] == pytest.approx(1000 * counted.tokens / counted.rows, rel=1e-12)
+    assert row["tokens_per_second"] < 0.8 * 1000 * BLOCK
+
+
+def test_padding_of_texts_with_tags_is_no_token() -> None:
+    config, record = small_lm_config(task="tag"), Measured()
+    data = random_tags(config, train=16, test=4)
+    log_speed(small_job(config, small_plan(8, 8), data, record=record), data, CPU, step=1)
+    (row,), (inputs_NT, _) = record.of_kind("speed"), data.dataset.train.take()
+    count = sum(token != VOCAB - 1 for tokens in inputs_NT.tolist() for token in tokens)
+    assert row["tokens_per_second"] == pytest.approx(1000 * count / 16) and count < 0.8 * inputs_NT.size
 
 
 def test_on_a_cpu_there_is_no_estimate_and_nothing_to_say_about_it() -> None:

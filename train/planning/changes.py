@@ -1,11 +1,12 @@
-"""Changes of a configuration that need less memory, the nearest first."""
+"""Changes that need less memory, the nearest first: of a configuration, or of what else is planned."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -15,7 +16,8 @@ from lib.nn.activation_checkpointing import CHOICES, Recompute
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import place
 from lib.plan.sharding import DEVICES_PER_NODE
-from lib.plan.types import OWN_MEMORY, Hardware, Precision
+from lib.plan.types import OWN_MEMORY, Hardware, Memory, Precision
+from lib.units import bytes_text
 from train.training_data import TrainingData, built
 
 _OTHER = " (not the same mathematics)"
@@ -24,95 +26,183 @@ _LORA: dict[str, Any] = {
     "freeze": None,
 }  # fmt: skip
 _SHORTEST = 128  # tokens of a sequence, below which none is offered
-_WEIGHTS = ("parameters",)
-_STATE = (*_WEIGHTS, "optimizer")
+WEIGHTS = ("parameters",)
+STATE = (*WEIGHTS, "optimizer")
+Subject = TypeVar("Subject")
+Found = TypeVar("Found")
 
 
-class Change(NamedTuple):
-    """A change, as a user writes it, and what it makes of the configuration and the machine.
+class Edit(NamedTuple, Generic[Subject]):
+    """A change of one setting, as a user writes it, and how it is made.
+
+    keeps: kinds of memory that it leaves as they are. devices: factor of their number.
+    """
+
+    name: str
+    make: Callable[[Subject], Subject]
+    keeps: tuple[str, ...] = ()
+    is_exact: bool = True  # it does not change the mathematics
+    devices: int = 1
+
+
+class Change(NamedTuple, Generic[Subject]):
+    """One or more edits, and what they make of the subject.
 
     beyond: name of the change that this one goes beyond, or "": it is of use where that one does not suffice.
     keeps: kinds of memory that it leaves as that one has them.
     """
 
     name: str
-    config: Config
-    hardware: Hardware
+    subject: Subject
+    devices: int = 1
     keeps: tuple[str, ...] = ()
     beyond: str = ""
 
+    @classmethod
+    def of(cls, subject: Subject, edits: Sequence[Edit[Subject]], beyond: str = "") -> Change[Subject]:
+        """Make `edits` of `subject`, of which the last one goes beyond the others where `beyond` has them."""
+        for edit in edits:
+            subject = edit.make(subject)
+        settings = " ".join(edit.name for edit in edits if "=" in edit.name)
+        name = ", ".join(filter(None, [settings, *(edit.name for edit in edits if "=" not in edit.name)]))
+        kept = [edit.keeps for edit in (edits[-1:] if beyond else edits)]
+        keeps = tuple(kind for kind in STATE if all(kind in each for each in kept))
+        name += "" if all(edit.is_exact for edit in edits) else _OTHER
+        return cls(name, subject, math.prod(edit.devices for edit in edits), keeps, beyond)
 
-def changes(config: Config, hardware: Hardware, *, precision: Precision) -> Iterator[Change]:
+
+def together(
+    subject: Subject,
+    singles: Sequence[Edit[Subject]],
+    recompute: Edit[Subject] | None,
+    smaller: Sequence[Sequence[Edit[Subject]]],
+    *,
+    tokens: int,
+    shorter: Callable[[int], Edit[Subject]],
+    wider: Callable[[int], Edit[Subject]] | None,
+) -> Iterator[Change[Subject]]:
+    """Yield the single changes, then several together, shorter sequences, and more devices.
+
+    recompute: is beside all others, if given. smaller: edits that need less memory for weights and state.
+    tokens: of a sequence, 0 for none. shorter, wider: the edits to fewer tokens and to more devices.
+    """
+    known = {""}
+    for edit in singles:
+        yield (change := Change.of(subject, [edit]))
+        known.add(change.name)
+    again = [] if recompute is None else [recompute]
+    combined = [again, *([*edits, *again] for edits in smaller)]
+    changed = [Change.of(subject, edits) for edits in combined if edits]
+    yield from (each for each in changed if each.name not in known)
+
+    def chain(edits: Sequence[Edit[Subject]], further: Sequence[Edit[Subject]], beyond: str) -> Iterator[Any]:
+        for edit in further:
+            yield (change := Change.of(subject, [*edits, edit], beyond))
+            beyond = change.name
+
+    lengths = itertools.takewhile(lambda size: size >= _SHORTEST, (tokens >> n for n in itertools.count(1)))
+    shorts = [shorter(size) for size in lengths]
+    for edits in combined:
+        yield from chain(edits, shorts, Change.of(subject, edits).name)
+    counts = (2**n for n in range(1, DEVICES_PER_NODE.bit_length()))
+    wides = [wider(count) for count in counts] if wider else []
+    for edits in ([], again) if again else ([],):
+        yield from chain(edits, wides, "")
+
+
+def attempts(
+    changes: Iterable[Change[Subject]],
+    memory: Memory,
+    attempt: Callable[[Change[Subject]], tuple[Memory, Found]],
+) -> Iterator[tuple[str, Found | None]]:
+    """Yield the name of each change that fits with what `attempt` found, then lines on the others, and None.
+
+    memory: without changes, which is too much. A change is not tried where what it keeps is too much already.
+    attempt: returns the memory of a change; raises ConfigError where it cannot be made.
+    """
+    too_little, refused = [], dict[str, None]()  # for the same reason once
+    missed = {"": memory}  # needs that are too much, by the change
+    for change in changes:
+        if change.beyond not in missed:  # it fits, cannot be tried, or is hopeless
+            continue
+        kept = sum(missed[change.beyond].parts.get(kind, 0) for kind in change.keeps)
+        if kept > missed[change.beyond].usable_bytes:
+            too_little.append(f"{change.name} needs more than {bytes_text(kept)}")
+            continue
+        try:
+            needed, found = attempt(change)
+        except ConfigError as unable:
+            refused[f"not tried: {unable}"] = None
+            continue
+        if needed.fits:
+            yield change.name, found
+        else:
+            missed[change.name] = needed
+            too_little.append(f"{change.name} needs {bytes_text(needed.need_bytes)}")
+    yield from refused.items()
+    if too_little:
+        yield f"not enough: {'; '.join(too_little)}", None
+
+
+def changes(config: Config, hardware: Hardware, *, precision: Precision) -> Iterator[Change[Config]]:
     """Yield the single changes of `config` that need less memory for the same samples at a time.
 
     precision: of the plan.
     """
-    recomputed = CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :] if config.grad_checkpoint else ()
-    for kind in recomputed:
-        yield Change(_checkpoint(kind), config.replace(grad_checkpoint=kind), hardware, _STATE)
-    if config.block_size is not None and not config.chunked_cross_entropy:
-        changed = config.replace(chunked_cross_entropy=True)
-        yield Change("CONFIG_CHUNKED_CROSS_ENTROPY=y", changed, hardware, _STATE)
-    bf16_helps = precision == "fp32" and hardware.kind != "cpu"
-    if bf16_helps and not precision_problem("bf16", place(config, hardware)):
-        kept = _STATE if config.weights.adapt == "full" else ()  # frozen layers are halved
-        yield Change("CONFIG_PRECISION_BF16=y", config.replace(precision="bf16"), hardware, kept)
-    if hardware.kind in OWN_MEMORY and not config.activation_offload:
-        name = "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)"
-        yield Change(name, config.replace(activation_offload=True), hardware, _STATE)
-    if _has_large_state(config):
-        yield Change(f"CONFIG_ADAM_8BIT=y{_OTHER}", config.replace(adam_8bit=True), hardware, _WEIGHTS)
-    if _has_weights(config) and config.weights.adapt == "full":
-        yield Change(f"CONFIG_ADAPT_LORA=y{_OTHER}", config.replace(adapt="lora", **_LORA), hardware)
-    if config.optimizer != "sgd":
-        changed = config.replace(optimizer="sgd", momentum=0.9, nesterov=False, adam_8bit=False)
-        yield Change(f"CONFIG_OPTIMIZER_SGD=y{_OTHER}", changed, hardware, _WEIGHTS)
-    if config.optim.ema:
-        yield Change(f"CONFIG_EMA=n{_OTHER}", config.replace(ema=False), hardware, _STATE)
+    return (Change.of(config, [edit]) for edit in _edits(config, hardware, precision))
 
 
 def further_changes(
     config: Config, hardware: Hardware, *, precision: Precision, recompute: Recompute
-) -> Iterator[Change]:
+) -> Iterator[Change[Config]]:
     """Yield `changes`, then several together, shorter sequences, and more devices of the same kind.
 
     recompute: the choice that saves least of those that the model allows; it is beside each other change.
     """
-    single = tuple(changes(config, hardware, precision=precision))
-    yield from single
-    known = {"", *(each.name for each in single)}
-    is_new = recompute not in ("none", config.grad_checkpoint)
-    again = config.replace(grad_checkpoint=recompute) if is_new else config
-    beside = f" {_checkpoint(recompute)}" if is_new else ""
-    together = [Change(beside.strip(), again, hardware, _STATE)]
-    if _has_large_state(config):
-        changed = again.replace(adam_8bit=True)
-        together.append(Change(f"CONFIG_ADAM_8BIT=y{beside}{_OTHER}", changed, hardware, _WEIGHTS))
+    smaller = [[_ADAM_8BIT]] if _has_large_state(config) else []
     if _has_weights(config):
-        own = _LORA if config.weights.adapt == "full" else {}
-        if own:
-            changed = again.replace(adapt="lora", **own)
-            together.append(Change(f"CONFIG_ADAPT_LORA=y{beside}{_OTHER}", changed, hardware))
+        if config.weights.adapt == "full":
+            smaller.append([_edit("CONFIG_ADAPT_LORA=y", is_exact=False, adapt="lora", **_LORA)])
         if config.weights.adapt != "qlora" and hardware.kind == "cuda":
-            changed = again.replace(adapt="qlora", **own)
-            together.append(Change(f"CONFIG_ADAPT_QLORA=y{beside}{_OTHER}", changed, hardware))
-    yield from (each for each in together if each.name not in known)
-    for name, changed, *_ in together:
-        beyond, size = name, config.block_size or 0
-        while (size := size // 2) >= _SHORTEST:
-            shorter = f"{name.removesuffix(_OTHER)} CONFIG_BLOCK_SIZE={size}{_OTHER}".strip()
-            yield Change(shorter, changed.replace(block_size=size), hardware, _STATE, beyond)
-            beyond = shorter
+            own = _LORA if config.weights.adapt == "full" else {}
+            smaller.append([_edit("CONFIG_ADAPT_QLORA=y", is_exact=False, adapt="qlora", **own)])
     alone = config.num_devices in (0, 1) and len(hardware.devices) == 1 and not hardware.of_all_nodes
-    if not alone or hardware.kind not in OWN_MEMORY:
-        return
-    beyond = ""
-    for name, changed in (("", config), (beside, again)) if beside else (("", config),):
-        count = 1
-        while (count := 2 * count) <= DEVICES_PER_NODE:
-            wider = dataclasses.replace(hardware, devices=hardware.devices * count)
-            yield Change(f"{count} devices{name}", changed.replace(num_devices=0), wider, (), beyond)
-            beyond = f"{count} devices{name}"
+
+    def shorter(size: int) -> Edit[Config]:
+        return _edit(f"CONFIG_BLOCK_SIZE={size}", STATE, is_exact=False, block_size=size)
+
+    return together(
+        config,
+        list(_edits(config, hardware, precision)),
+        None if recompute in ("none", config.grad_checkpoint) else _checkpoint(recompute),
+        smaller,
+        tokens=config.block_size or 0,
+        shorter=shorter,
+        wider=_devices if alone and hardware.kind in OWN_MEMORY else None,
+    )
+
+
+def _edits(config: Config, hardware: Hardware, precision: Precision) -> Iterator[Edit[Config]]:
+    if config.grad_checkpoint:
+        yield from map(_checkpoint, CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :])
+    if config.block_size is not None and not config.chunked_cross_entropy:
+        yield _edit("CONFIG_CHUNKED_CROSS_ENTROPY=y", STATE, chunked_cross_entropy=True)
+    bf16_helps = precision == "fp32" and hardware.kind != "cpu"
+    if bf16_helps and not precision_problem("bf16", place(config, hardware)):
+        kept = STATE if config.weights.adapt == "full" else ()  # frozen layers are halved
+        yield _edit("CONFIG_PRECISION_BF16=y", kept, precision="bf16")
+    if hardware.kind in OWN_MEMORY and not config.activation_offload:
+        name = "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)"
+        yield _edit(name, STATE, activation_offload=True)
+    if _has_large_state(config):
+        yield _ADAM_8BIT
+    if _has_weights(config) and config.weights.adapt == "full":
+        yield _edit("CONFIG_ADAPT_LORA=y", is_exact=False, adapt="lora", **_LORA)
+    if config.optimizer != "sgd":
+        own: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "nesterov": False, "adam_8bit": False}
+        yield _edit("CONFIG_OPTIMIZER_SGD=y", WEIGHTS, is_exact=False, **own)
+    if config.optim.ema:
+        yield _edit("CONFIG_EMA=n", STATE, is_exact=False, ema=False)
 
 
 def most_recomputed(config: Config, data: TrainingData) -> Recompute:
@@ -124,8 +214,19 @@ def most_recomputed(config: Config, data: TrainingData) -> Recompute:
     return "none"
 
 
-def _checkpoint(kind: str) -> str:
-    return f"CONFIG_GRAD_CHECKPOINT_{kind.upper()}=y"
+def _edit(name: str, keeps: tuple[str, ...] = (), *, is_exact: bool = True, **values: Any) -> Edit[Config]:
+    return Edit(name, lambda config: config.replace(**values), keeps, is_exact)
+
+
+_ADAM_8BIT = _edit("CONFIG_ADAM_8BIT=y", WEIGHTS, is_exact=False, adam_8bit=True)
+
+
+def _checkpoint(kind: str) -> Edit[Config]:
+    return _edit(f"CONFIG_GRAD_CHECKPOINT_{kind.upper()}=y", STATE, grad_checkpoint=kind)
+
+
+def _devices(count: int) -> Edit[Config]:
+    return Edit(f"{count} devices", lambda config: config.replace(num_devices=0), devices=count)
 
 
 def _has_weights(config: Config) -> bool:

@@ -29,15 +29,16 @@ from lib.plan.roofline import LAUNCH_SECONDS, StepTime
 from lib.plan.show import format_need, show
 from lib.plan.sizing import Candidate
 from lib.plan.strategies import format_strategies
-from lib.plan.types import STATIC_SHAPES, Hardware, Plan
+from lib.plan.types import STATIC_SHAPES, Hardware, Memory, Plan
 from lib.tiers import with_tier
 from lib.units import aligned, bytes_text, columns, flop_text, range_text
+from train.adapters import without_files
 from train.base_run import base_of
 from train.initial_weights import check_weights, initial_weights
 from train.job import budget_of, warm_up_text
 from train.padding import format_padding
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
-from train.planning.changes import changes, further_changes, most_recomputed
+from train.planning.changes import Change, attempts, changes, further_changes, most_recomputed
 from train.planning.memory_estimate import Launches, MemoryTraces
 from train.planning.step_estimate import gpu_of_hardware, step_flop_of, step_time_of
 from train.record import log
@@ -110,6 +111,8 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
         check_weights(config, data.dataset.spec, root, log=report)
     elif not names:
         report(f"Initial weights: {config.weights.initial_weights}, which make train trains first")
+    if note := without_files(config):
+        report(note)
     if len(names) > 1:
         return _compare(config, data, names, as_json=as_json, price=price)
     hardware = parse_gpu(names[0]) if names else probe(config.device)
@@ -243,35 +246,27 @@ def what_would_fit(
 
     error: of the run without changes. A change is not traced where what it keeps is too much already.
     """
-    too_little, refused = [], dict[str, None]()  # for the same reason once
-    missed = {"": error.memory}  # needs that are too much, by the change
     options: Any = {"precision": error.step.precision, "recompute": most_recomputed(config, data)}
     traces: tuple[Config, TrainingData, MemoryTraces] | None = None  # more devices share them
-    for name, changed, machine, keeps, beyond in further_changes(config, hardware, **options):
-        if beyond not in missed:  # it fits, cannot be tried, or is hopeless
-            continue
-        kept = sum(missed[beyond].parts.get(kind, 0) for kind in keeps)
-        if kept > missed[beyond].usable_bytes:
-            too_little.append(f"{name} needs more than {bytes_text(kept)}")
-            continue
+
+    def attempt(change: Change[Config]) -> tuple[Memory, str]:
+        nonlocal traces
+        changed = change.subject
+        if traces is None or traces[0] != changed:
+            own = _data_for(changed, data, config, root=root)
+            traces = changed, own, MemoryTraces(changed, own)
+        machine = dataclasses.replace(hardware, devices=hardware.devices * change.devices)
         try:
-            if traces is None or traces[0] != changed:
-                own = _data_for(changed, data, config, root=root)
-                traces = changed, own, MemoryTraces(changed, own)
             found = look_ahead(changed, traces[1], machine, traces[2], alternatives=False)
         except NoRoomError as too_much:
-            missed[name] = too_much.memory
-            too_little.append(f"{name} needs {bytes_text(too_much.memory.need_bytes)}")
-        except ConfigError as unable:
-            refused[f"not tried: {unable}"] = None
-        else:
-            assert found.plan.memory is not None, "what does not fit was predicted"
-            time = "" if found.step_time is None else f", {found.step_time.span} a step"
-            size = f"{found.plan.micro_batch} x {found.plan.accumulation}"
-            yield f"{name}: {size}, {format_need(found.plan.memory)}{time}"
-    yield from refused
-    if too_little:
-        yield f"not enough: {'; '.join(too_little)}"
+            return too_much.memory, ""
+        assert found.plan.memory is not None, "what does not fit was predicted"
+        time = "" if found.step_time is None else f", {found.step_time.span} a step"
+        size = f"{found.plan.micro_batch} x {found.plan.accumulation}"
+        return found.plan.memory, f": {size}, {format_need(found.plan.memory)}{time}"
+
+    for name, found in attempts(further_changes(config, hardware, **options), error.memory, attempt):
+        yield name + (found or "")
 
 
 def _data_for(

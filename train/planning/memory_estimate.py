@@ -25,13 +25,13 @@ from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, WORK, MemoryEstimator, Parts, RefusedBatchError, StepSettings
 from lib.plan.placement import place
-from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, fixed_plan
 from train import loop
 from train.build import check_run, make_job, placement_of
 from train.job import Job, Progress, evaluation_sums, warm_up_text
 from train.record import Record
 from train.tasks.base import Forward, HoldsWeights, Sums, Task, to_measure
-from train.training_data import TrainingData
+from train.training_data import TrainingData, stored_units
 
 _SAVED = ("parameters", "optimizer", "averages")
 _Key: TypeAlias = tuple[StepSettings, str]  # and the placement of the data
@@ -127,20 +127,20 @@ class MemoryTraces:
     def predictor(self, hardware: Hardware, *, gaps: bool = True) -> MemoryEstimator:
         """Return a predictor of the memory of an optimizer step on `hardware`, without a device."""
         facts, config = self._training_data.facts, self._config
-        units = facts.units
+        units = functools.cache(functools.partial(stored_units, self._training_data, config))
 
         @functools.cache  # parallelism strategies ask again for the plan's own
         def predict(step: StepSettings) -> Parts:
+            layout = step.layout or Layout(strategy="single", world=1, shard=1)
             factors: Mapping[str, float] = {}
-            pipeline = step.layout is not None and step.layout.strategy == "pipeline"
-            if pipeline and step.layout is not None:
+            if layout.strategy == "pipeline":
                 from lib.plan.stages import stage_shares
 
-                factors = stage_shares(facts, step.layout)
-            elif step.layout is not None and step.layout.world > 1 and units is not None:
+                factors = stage_shares(facts, layout)
+            elif layout.world > 1 and facts.units is not None:
                 from lib.plan.sharding import shares
 
-                factors = shares(units, step.layout)
+                factors = shares(units(step.precision), layout)
             key = self._key(step, hardware)
             found = self._of(key, hardware)
             trace = found.trace
@@ -148,12 +148,12 @@ class MemoryTraces:
             if cached not in self._parts:
                 self._parts[cached] = with_gaps(trace, step.device, factors, gaps=gaps)
             parts = dict(self._parts[cached])
-            if pipeline and step.layout is not None and facts.stages is not None:
+            if layout.strategy == "pipeline" and facts.stages is not None:
                 from lib.plan.stages import buffer_bytes, most_samples
 
-                samples = max(step.micro_batch, most_samples(config, step.layout))
-                sizes = {"samples": samples, "micro_batch": step.micro_batch}
-                parts["stage buffers"] = buffer_bytes(facts.stages, step.layout, **sizes)
+                sizes = {"samples": max(step.micro_batch, most_samples(config, layout))}
+                sizes["micro_batch"] = step.micro_batch
+                parts["stage buffers"] = buffer_bytes(facts.stages, layout, **sizes)
             if self._config.checkpoints.checkpoint_async and step.device in _IN_MAIN_MEMORY:
                 # While the next step runs one process gathers the full state, or each has a copy of its own.
                 is_sharded = self._config.checkpoints.checkpoint_format == "sharded"
@@ -255,6 +255,7 @@ def run_traced(job: Job, live: LiveBytes) -> tuple[int, Launches]:
         flop = micro_batches.flop + (live.flop_on - micro_batches.flop_before_update)
         progress.step += 1
         add_state(job.optimizer, live)
+        live.name_since(micro_batches.position_before_update, "update")
     for _ in evaluation_sums(job):
         break
     forward, backward = (count // job.plan.accumulation for count in micro_batches.launches)
@@ -298,6 +299,7 @@ class _MicroBatches:
         self._forward, self.launches = 0, (0, 0)  # of all micro-batches of a step: forward passes, others
         self.flop = Counter[torch.device]()  # of them
         self.launches_before_update, self.flop_before_update = 0, Counter[torch.device]()
+        self.position_before_update = 0
         own = {"targets_per_sample": job.task.targets_per_sample, "evaluation": job.task.evaluation}
         job.task = cast("Task", SimpleNamespace(training=self._training, **own))
 
@@ -307,6 +309,7 @@ class _MicroBatches:
         yield from self._run(job, progress) if found is None else self._repeat(found)
         self.launches_before_update = self._live.launches
         self.flop_before_update = self._live.flop_on.copy()
+        self.position_before_update = self._live.position
 
     def _run(self, job: Job, progress: Progress) -> Iterator[Sums]:
         live, self._forward = self._live, 0
@@ -369,9 +372,8 @@ def with_gaps(
 
 def fullest(traces: Sequence[Trace], device: Kind) -> Trace:
     """Return the trace of the device that needs most: fragmentation can outweigh a higher live peak."""
-    if len(traces) == 1:
-        return traces[0]
-    return max(traces, key=lambda trace: sum(with_gaps(trace, device).values()))
+    needs = functools.partial(with_gaps, device=device)
+    return traces[0] if len(traces) == 1 else max(traces, key=lambda trace: sum(needs(trace).values()))
 
 
 def plan_of(step: StepSettings) -> Plan:
@@ -379,18 +381,10 @@ def plan_of(step: StepSettings) -> Plan:
     own: dict[str, Any] = {}
     if step.layout is not None and step.layout.replica.strategy != "single":
         own = {"strategy": step.layout.strategy, "branch_devices": step.layout.branch_devices}
-    return fixed_plan(
-        "estimated",
-        device=step.device,
-        world=1 + step.several_devices,
-        micro_batch=step.micro_batch,
-        accumulation=1 + step.accumulates,
-        norm_batch=step.norm_batch,
-        precision=step.precision,
-        channels_last=step.channels_last,
-        compile=step.compile,  # MemoryTraces asks for steps that are not, and the planner adds a share
-        **own,
-    )
+    for name in ("device", "micro_batch", "norm_batch", "precision", "channels_last", "compile"):
+        own[name] = getattr(step, name)  # MemoryTraces asks for steps that are not compiled
+    counts = {"world": 1 + step.several_devices, "accumulation": 1 + step.accumulates}
+    return fixed_plan("estimated", **counts, **own)
 
 
 def _resident(config: Config, plan: Plan, data: TrainingData, hardware: Hardware) -> list[torch.Tensor]:

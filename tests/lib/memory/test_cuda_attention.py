@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from lib.memory.live import LiveBytes
 from lib.memory.simulation import simulation
+from lib.plan.types import Kind
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 8, 200, 64
 ROWS = 256  # queries, as flash rounds them
@@ -77,3 +78,13 @@ def test_values_of_another_width_than_keys_are_not_for_flash() -> None:
         out = F.scaled_dot_product_attention(wide, wide, narrow, is_causal=True)
         out.sum().backward()  # type: ignore[no-untyped-call]
         assert out.shape == narrow.shape and narrow.grad is not None and narrow.grad.shape == narrow.shape
+
+
+@pytest.mark.parametrize(("kind", "matrices"), [("cuda", 4), ("cpu", 3)])
+def test_the_backward_pass_of_softmax_makes_a_product_on_cuda(kind: Kind, matrices: int) -> None:
+    """Beside its output, the gradient of that and the result."""
+    with simulation(kind), LiveBytes() as live:
+        scores = torch.empty(64, 64, requires_grad=True)
+        weights, gradient = torch.softmax(scores, dim=-1), torch.empty(64, 64)
+        weights.backward(gradient)
+    assert live.trace().peak_bytes == (matrices + 1) * 4 * 64 * 64  # and the scores

@@ -6,6 +6,7 @@ torch's fake process group does nothing in a collective operation but return. So
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +16,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.devices.base import Backend, DistributedBackend
-from lib.distributed.fsdp import local
-from lib.plan.sharding import exchanges, held, layouts, part_elements
+from lib.distributed.fsdp import local, local_shard
+from lib.memory.live import LiveBytes
+from lib.memory.predict import add_state
+from lib.plan.sharding import exchanges, held, layouts, part_elements, shares
 from lib.plan.types import Layout
 from tests.e2e.sharded_worker import state_bytes
 from tests.support.tokens import small_lm_config, text_data
@@ -175,3 +179,39 @@ def test_another_way_to_gather_would_be_told(strategy: str, monkeypatch: pytest.
     (found, held_bytes), (calls, expected_bytes) = exchanged_by(layout), predicted(layout)
     assert found != calls and held_bytes == expected_bytes
     assert sum(found.values()) != sum(calls.values())
+
+
+class OfShards(LiveBytes):
+    """Counts what operations on sharded tensors do with the parts of this rank."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return NotImplemented if DTensor in types else super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def temporaries_of_update(layout: Layout) -> int:
+    """Bytes on rank 0, of an update of many weights at once (foreach), torch's default on GPUs."""
+    with job_on(layout) as job:
+        optimizer, weights = local_shard(job.optimizer), list(job.model.parameters())
+        for group in [*job.optimizer.param_groups, *optimizer.param_groups]:
+            group.update(fused=False, foreach=True)
+        for weight in filter(lambda each: each.requires_grad, weights):
+            weight.grad = torch.zeros_like(weight)
+        with OfShards() as live:
+            for _ in range(2):
+                start = live.position
+                job.optimizer.step()
+                add_state(optimizer, live)
+            live.name_since(start, "update")
+    trace = live.trace()
+    own = {number for number, category in trace.categories.items() if category == "update"}
+    return max(itertools.accumulate(size for number, size in trace.events if number in own))
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "fsdp", "hsdp"])
+def test_temporaries_of_the_update_are_sharded_as_its_state_is(strategy: str) -> None:
+    """Both are of the parts of the rank: what a rank does not update, it has no temporaries for."""
+    layout, units = layout_of(strategy, 8), data().facts.units
+    assert units is not None
+    whole = temporaries_of_update(Layout(strategy="single", world=1, shard=1))
+    near = 0.1 if strategy == "zero1" else 0.03  # whole weights, of which one group is updated at a time
+    assert temporaries_of_update(layout) == pytest.approx(whole * shares(units, layout)["update"], rel=near)

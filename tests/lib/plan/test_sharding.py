@@ -92,7 +92,7 @@ def test_more_processes_never_hold_more_and_all_together_hold_everything(units: 
         assert own.optimizer * world >= whole.optimizer * copies
         assert (each.strategy in SHARDS_WEIGHTS) == (own.gathered_parameters > 0)
     assert dict(shares(units, ALONE)) == dict.fromkeys(
-        ("parameters", "gradients", "optimizer", "averages"), 1
+        ("parameters", "gradients", "optimizer", "averages", "update"), 1
     )
 
 

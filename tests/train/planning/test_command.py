@@ -185,7 +185,7 @@ def test_what_would_fit_combines_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [line.partition(" (")[0] for line in found] == [
         "CONFIG_ADAPT_LORA=y CONFIG_GRAD_CHECKPOINT_BLOCKS=y CONFIG_BLOCK_SIZE=512",
         "CONFIG_ADAPT_QLORA=y CONFIG_GRAD_CHECKPOINT_BLOCKS=y CONFIG_BLOCK_SIZE=2048",
-        "8 devices CONFIG_GRAD_CHECKPOINT_BLOCKS=y: 1 x 4, 17.00 GB of 30.00 GB usable",
+        "CONFIG_GRAD_CHECKPOINT_BLOCKS=y, 8 devices: 1 x 4, 17.00 GB of 30.00 GB usable",
     ]
     assert tried == [
         "lora none 4096 x1", "lora blocks 4096 x1", "qlora blocks 4096 x1",
