@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.memory.live import Event, Trace
+from lib.memory.live import Trace
 from lib.plan.gpus import gpu_of
 from lib.plan.sharding import (
     Units,
@@ -171,7 +171,7 @@ def test_whole_weights_are_dealt_out_the_largest_first() -> None:
 
 def test_the_moment_of_the_peak_is_another_where_some_memory_is_in_parts() -> None:
     gradients, activations = 0, 1
-    events = (Event(gradients, 100), Event(gradients, -100), Event(activations, 80), Event(activations, -80))
+    events = ((gradients, 100), (gradients, -100), (activations, 80), (activations, -80))
     trace = Trace(events, {gradients: "gradients", activations: "activations"})
     assert trace.at_peak() == {"gradients": 100} and trace.peak_bytes == 100
     assert trace.at_peak({"gradients": 0.25}) == {"activations": 80}
