@@ -1,6 +1,7 @@
 """Error rates of the verdicts of `make ab`, and their power, from simulated differences.
 
 False verdicts must be at most MAX_FALSE for differences that are normal, heavy-tailed, mostly zero or coarse.
+Zeros alone count as what `judge` says of them: not shown, or a verdict that is false.
 The power is that of normal differences; `make ab` prints the same. With --runs, the differences are those of
 real runs that differ in their seeds only: random disjoint splits of them into two sides of PAIRS runs.
 """
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.runs.index import Row, read_runs
 from lib.runs.metrics import PREFERRED
-from lib.sweeps.verdict import LEVEL, nominal_level, p_values, power
+from lib.sweeps.verdict import LEVEL, judge, nominal_level, p_values, power
 
 LOOKS = ((3,), (5,), (8,), (12,), (3, 5, 8), (3, 5, 8, 12), (3, 5, 8, 12, 18, 27, 40))
 EFFECTS = (0.5, 1.0, 2.0)  # standard deviations
@@ -41,9 +42,14 @@ def false_verdicts(name: str, looks: Sequence[int], *, trials: int = TRIALS) -> 
     """Return the share of trials with a verdict at any look where the differences are symmetric about 0."""
     random = np.random.default_rng((3, list(DRAWS).index(name), *looks))
     differences = DRAWS[name](random, (trials, looks[-1]))
-    level = nominal_level(tuple(looks))
-    found = [p_values(differences[:, :look]) <= level for look in looks]
-    return float(np.logical_or.reduce(found).mean())
+    return float(np.logical_or.reduce([_has_verdict(differences[:, :look], looks) for look in looks]).mean())
+
+
+def _has_verdict(differences: npt.NDArray[np.float64], looks: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Return for each row whether `judge` ends there: by its p value, or by what it says of zeros alone."""
+    zeros = judge([0.0] * differences.shape[1], looks, higher_is_better=True)
+    is_zero = ~differences.any(axis=1)
+    return np.where(is_zero, zeros.word != "not shown", p_values(differences) <= nominal_level(tuple(looks)))
 
 
 def real_false_verdicts(values: Sequence[float], *, splits: int = SPLITS) -> float:

@@ -93,7 +93,9 @@ class Comparison:
             results = self._results(look)
             differences, chosen = metric_differences(results, entry["metric"] or metric)
             upwards = higher_is_better(chosen) if maximize is None else maximize
-            verdict = judge(differences, entry["looks"], higher_is_better=upwards)
+            verdict = judge(
+                differences, entry["looks"], higher_is_better=upwards, all_equal=are_equal(results)
+            )
             entry |= {"metric": chosen, "answer": verdict.word}
             self._store(record)
             self.log("\n".join(report(verdict, chosen, results)))
@@ -163,6 +165,12 @@ def metric_differences(results: Sequence[tuple[Metrics, Metrics]], requested: st
     return [b[metric] - a[metric] for a, b in results], metric
 
 
+def are_equal(results: Sequence[tuple[Metrics, Metrics]]) -> bool:
+    """Return True where no metric differs in any pair, the loss included."""
+    sides = ([{name: side[name] for name in side if name not in NOT_METRICS} for side in p] for p in results)
+    return all(a == b for a, b in sides)
+
+
 def announcement(entry: Mapping[str, Any]) -> str:
     """Return the seeds, and which differences these looks can see, in one line."""
     looks = tuple(entry["looks"])
@@ -187,6 +195,8 @@ def report(verdict: Verdict, metric: str, results: Sequence[tuple[Metrics, Metri
     """Return the lines of a verdict; `results` are the metrics of A and B of each pair."""
     means = [sum(pair[side][metric] for pair in results) / len(results) for side in (0, 1)]
     interval = f"{verdict.low:+.4g} to {verdict.high:+.4g} ({1 - verdict.level:.1%} confidence)"
+    if not verdict.sd and verdict.word != "identical":
+        interval = "the same in all pairs, so no confidence interval is known"
     word = "a difference is not shown" if verdict.word == "not shown" else f"B is {verdict.word}"
     lines = [
         f"after {verdict.pairs} pairs: {word}",

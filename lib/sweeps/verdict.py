@@ -46,11 +46,14 @@ class Verdict:
     level: float
 
 
-def judge(differences: Sequence[float], looks: Sequence[int], *, higher_is_better: bool) -> Verdict:
+def judge(
+    differences: Sequence[float], looks: Sequence[int], *, higher_is_better: bool, all_equal: bool = False
+) -> Verdict:
     """Judge all differences B - A known now, at the look of that number of pairs.
 
-    looks: ascending numbers of pairs, all that were or may be looked at. Raises ConfigError where the number
-    of differences is none of them.
+    looks: ascending numbers of pairs, all that were or may be looked at. all_equal: in no pair does any
+    metric differ; where only this one does not, it may be too coarse. Raises ConfigError where the number of
+    differences is none of the looks.
     """
     values = np.asarray(differences, dtype=np.float64)
     if len(values) not in looks:
@@ -59,7 +62,7 @@ def judge(differences: Sequence[float], looks: Sequence[int], *, higher_is_bette
     mean, sd, p = float(values.mean()), float(values.std(ddof=1)), float(p_values(values[None])[0])
     margin = t_quantile(1 - level / 2, len(values) - 1) * sd / math.sqrt(len(values))
     word: Word = "not shown"
-    if not values.any():
+    if all_equal:
         word = "identical"
     elif p <= level:
         word = "better" if (mean > 0) == higher_is_better else "worse"

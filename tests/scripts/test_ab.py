@@ -37,8 +37,9 @@ def _names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeTraining:
     """Stands for `train_all`: stores results; B is better than A by `gain`, and by 0.001 more each seed."""
 
-    def __init__(self, gain: float, *, failing: int = 0) -> None:
+    def __init__(self, gain: float, *, failing: int = 0, coarse: bool = False, loss: float = 0.0) -> None:
         self.gain, self.failing, self.trained = gain, failing, list[str]()
+        self.coarse, self.loss = coarse, loss  # every accuracy is 1.0; the loss of B is higher by `loss`
 
     def __call__(self, runs: Sequence[Run], *, out: Path, **_: Any) -> list[Result]:
         results = []
@@ -48,6 +49,8 @@ class FakeTraining:
             value = 0.9 + run.number * (self.gain + 0.001 * seed)
             reason = "it fell over" if seed == self.failing else ""
             metrics = {"accuracy": value, "loss": 1 - value, "samples": 4000.0}
+            if self.coarse:
+                metrics = {"accuracy": 1.0, "loss": 0.1 * seed + run.number * self.loss, "seconds": value}
             result = Result(
                 number=run.number,
                 identity=run.identity,
@@ -82,6 +85,20 @@ def test_a_clear_difference_ends_at_the_first_look(
     assert training.trained == ["A1", "B1", "A2", "B2", "A3", "B3"]
     assert "after 3 pairs: B is better" in printed and "accuracy: A 0.9000, B 0.9220" in printed
     assert "over samples: +- 0.012 at most, from 4000 evaluation samples" in printed
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01])
+def test_identical_means_that_the_losses_are_equal_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], loss: float
+) -> None:
+    """Accuracies that are all 1.0 are no verdict: the looks go on."""
+    training = FakeTraining(0.0, coarse=True, loss=loss)
+    run_ab(tmp_path, monkeypatch, training, "--seeds", "3 5")
+    printed = capsys.readouterr().out
+    assert len(training.trained) == (10 if loss else 6)
+    for words in ("a difference is not shown", "no confidence interval"):
+        assert printed.count(words) == (2 if loss else 0)
+    assert ("after 3 pairs: B is identical" in printed) == (not loss)
 
 
 @pytest.mark.slow

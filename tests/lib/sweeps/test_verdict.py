@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.index import Row
-from lib.sweeps.verdict import LEVEL, holm, judge, nominal_level, p_values, planned_looks, power, t_quantile
+from lib.sweeps.verdict import (
+    LEVEL,
+    Verdict,
+    holm,
+    judge,
+    nominal_level,
+    p_values,
+    planned_looks,
+    power,
+    t_quantile,
+)
+from scripts import ab_power
 from scripts.ab_power import (
     DRAWS,
     MAX_FALSE,
@@ -38,7 +50,7 @@ def test_the_t_test_is_that_of_the_textbook() -> None:
 @pytest.mark.parametrize(
     ("differences", "higher", "word"),
     [
-        ([0.0] * 5, True, "identical"),
+        ([0.0] * 5, True, "not shown"),  # the metric may be too coarse
         ([0.02, 0.021, 0.019, 0.022, 0.018], True, "better"),
         ([0.02, 0.021, 0.019, 0.022, 0.018], False, "worse"),
         ([-0.02, -0.021, -0.019, -0.022, -0.018], False, "better"),
@@ -48,6 +60,20 @@ def test_the_t_test_is_that_of_the_textbook() -> None:
 )
 def test_four_words(differences: list[float], higher: bool, word: str) -> None:
     assert judge(differences, [5], higher_is_better=higher).word == word
+
+
+def test_identical_are_runs_whose_metrics_are_all_equal() -> None:
+    assert judge([0.0] * 5, [5], higher_is_better=True, all_equal=True).word == "identical"
+
+
+def test_zeros_that_had_a_verdict_would_be_false_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert false_verdicts("70 % zeros", (3,), trials=2000) <= MAX_FALSE
+
+    def hasty(*given: Any, **options: Any) -> Verdict:
+        return judge(*given, **options, all_equal=True)
+
+    monkeypatch.setattr(ab_power, "judge", hasty)
+    assert false_verdicts("70 % zeros", (3,), trials=2000) > 0.3
 
 
 def test_the_interval_and_the_p_value_agree() -> None:
