@@ -48,7 +48,7 @@ def main() -> int:
     out = (options.out or options.runs / "sweeps" / experiment.name).absolute()
     for line in (*experiment.notices, ": ".join(filter(None, (experiment.name, experiment.about)))):
         log(line)
-    experiment, results = train_points(experiment, out=out, concurrency=concurrency)
+    experiment, results = train_points(experiment, out=out, folder=options.runs, concurrency=concurrency)
     runner.write_results(out, results)
     compare = partial(Comparison, out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log)
     note = judge_best(experiment, results, options.confirm, first=first, compare=compare)
@@ -77,21 +77,30 @@ def study_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def train_points(
-    experiment: Experiment, *, out: Path, concurrency: Concurrency
+    experiment: Experiment, *, out: Path, folder: Path, concurrency: Concurrency
 ) -> tuple[Experiment, list[Result]]:
-    """Return the experiment with its points, those of a search included, and the results of their runs."""
-    train = partial(runner.train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
+    """Return the experiment with its points, those of a search included, and the results of their runs.
+
+    folder: of all runs, of which those that are done are used.
+    """
+    adopt = partial(runner.adopt, out=out, folder=folder, log=log)
+    train_all = partial(runner.train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
     seeds = counted(len(experiment.seeds), "seed")
     if experiment.search is None:
         runs = runner.resolved_runs(experiment, root=ROOT)
         log(f"{counted(len(experiment.points), 'point')}, {seeds}, in {out}")
+        adopt(runs)
         if new := [run.resolved for run in runs if runner.known_result(run, out) is None]:
             log(concurrency.choose(new, runs=len(new)))
-        return experiment, train(runs)
+        return experiment, train_all(runs)
     log(f"{counted(experiment.search.samples, 'sample')}, {seeds}, in {out}")
 
     def begin(ends: Sequence[Run]) -> None:
         log(concurrency.choose([run.resolved for run in ends], runs=len(experiment.seeds)))
+
+    def train(runs: Sequence[Run], *, later: int) -> list[Result]:
+        adopt(runs)
+        return train_all(runs, later=later)
 
     return run_search(experiment, root=ROOT, train=train, begin=begin)
 

@@ -16,10 +16,9 @@ from typing import Any
 
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError
-from lib.runs.directory import RunDir
 from lib.runs.metrics import NOT_METRICS, higher_is_better, preferred
 from lib.sweeps.concurrency import Concurrency
-from lib.sweeps.runner import Log, Run, known_result, train_all
+from lib.sweeps.runner import Log, Run, adopt, known_result, train_all
 from lib.sweeps.verdict import LEVEL, Verdict, judge, planned_looks, power
 from lib.units import whole_number
 
@@ -32,7 +31,7 @@ Metrics = Mapping[str, float]
 class Comparison:
     """Pairs of runs of A and B, with ascending seeds, to train and to judge.
 
-    out: folder of the runs and of the record. runs: folder of other runs, which are used where they are done.
+    out: folder of the runs and of the record. runs: folder of all runs; those that are done are used.
     """
 
     pairs: Sequence[tuple[Run, Run]]
@@ -57,11 +56,8 @@ class Comparison:
             raise ToolkitError(f"{self.record} is damaged", why=str(error), todo=todo) from error
 
     def known(self, run: Run) -> Metrics | None:
-        """Return the metrics of `run` if it is trained: below `out`, or as a run of make train."""
-        if (result := known_result(run, self.out)) is not None:
-            return result.metrics
-        others = (RunDir(folder).status() for folder in self.runs.glob(f"*/*-{run.identity}*"))
-        return next((status.metrics for status in others if status.state == "done"), None)
+        """Return the metrics of `run` if it is trained."""
+        return result.metrics if (result := known_result(run, self.out)) is not None else None
 
     def judge(self, requested: Sequence[int], metric: str, *, maximize: bool | None = None) -> None:
         """Train and judge after each number of pairs in `requested`, up to a verdict; log what is found.
@@ -80,6 +76,8 @@ class Comparison:
 
     def _judge(self, requested: Sequence[int], metric: str, *, maximize: bool | None) -> None:
         record = self.judged()
+        all_runs = [run for pair in self.pairs for run in pair]
+        adopt(all_runs, out=self.out, folder=self.runs, log=self.log)
         entry = self._entry(record, requested, metric)
         for other in record:
             if other is not entry and other["metric"]:

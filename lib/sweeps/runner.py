@@ -23,6 +23,7 @@ from lib.config import config_from_values
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.directory import RunDir
 from lib.runs.identity import has_former_identity, identity, trains
+from lib.runs.index import read_runs
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.experiment import Experiment, Setting
 from lib.sweeps.subprocess_run import Children, finished_run
@@ -232,6 +233,28 @@ def known_result(run: Run, out: Path) -> Result | None:
     except (FileNotFoundError, ValueError, TypeError):
         return None
     return None if known.reason else known
+
+
+def adopt(runs: Sequence[Run], *, out: Path, folder: Path, log: Log) -> None:
+    """Give `runs` without a result below `out` that of an equal run in `folder`; log how many have one.
+
+    Runs that were trained below `out` are left to `train_all`.
+    """
+    missing, places = {run.identity: run for run in runs if known_result(run, out) is None}, set[str]()
+    for row in read_runs(folder) if missing else ():
+        run = missing.get(row.identity)
+        if run is None or row.state != "done":
+            continue
+        place = run_folder(run, out)
+        if place.resolve() in (folder / row.run).resolve().parents:
+            continue
+        place.mkdir(parents=True, exist_ok=True)
+        _written(place / RESULT, _outcome(run, RunDir(folder / row.run)))
+        del missing[run.identity]
+        places.add("/".join(row.run.split("/")[:-3]) or "make train")
+    if there := len(runs) - len(missing):
+        others = f", some from {', '.join(sorted(places))}" if places else ""
+        log(f"{there} of {counted(len(runs), 'run')} {'is' if there == 1 else 'are'} there{others}")
 
 
 def run_folder(run: Run, out: Path) -> Path:

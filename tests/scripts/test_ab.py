@@ -14,7 +14,6 @@ from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.directory import RunDir
 from lib.sweeps import paired_comparison
-from lib.sweeps.paired_comparison import Comparison
 from lib.sweeps.runner import RESULT as RESULT_FILE
 from lib.sweeps.runner import Result, Run, run_folder
 from scripts import ab
@@ -220,10 +219,45 @@ def test_an_unknown_metric_is_refused_with_those_that_exist(
         run_ab(tmp_path, monkeypatch, FakeTraining(0.0), "--seeds", "2", "--metric", "f1")
 
 
-def test_a_run_of_make_train_is_reused(tmp_path: Path) -> None:
-    pair = ab.make_pairs(TINY, f"{TINY}+slow", [1])[0]
-    run = RunDir.create(tmp_path / "runs", model="lenet5", identity=pair[0].identity, files={"config": ""})
-    run.set_status("done", step=2, accuracy=0.5, part="test")
-    kept: Any = {"root": ab.ROOT, "concurrency": None, "log": print}
-    compared = Comparison(pairs=[pair], out=tmp_path / "ab", runs=tmp_path / "runs", **kept)
-    assert compared.known(pair[0]) == {"accuracy": 0.5} and compared.known(pair[1]) is None
+def done_run(runs: Path, run: Run, *, state: Any = "done") -> None:
+    found = RunDir.create(runs, model="lenet5", identity=run.identity, files={"config": ""})
+    found.set_status(state, step=2, accuracy=0.5, loss=0.3, part="test")
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [("", "make train"), ("sweeps/study/{}", "sweeps/study"), ("ab/{}", "ab"), ("more/{}", "more")],
+)
+def test_runs_of_other_commands_are_reused_and_count_as_looks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    named: str,
+) -> None:
+    runs, pairs = tmp_path / "runs", ab.make_pairs(TINY, f"{TINY}+slow", [1, 2, 3])
+    others = [run for pair in pairs for run in pair]
+    for run in others:
+        done_run(runs / place.format(run.identity), run)
+    training = FakeTraining(0.02)
+    run_ab(tmp_path, monkeypatch, training, "--seeds=5", f"--out={tmp_path / 'runs' / 'mine'}")
+    printed = capsys.readouterr().out
+    assert training.trained == ["A4", "B4", "A5", "B5"]
+    assert f"6 of 10 runs are there, some from {named}\n" in printed
+    assert "3 count as looks, since those pairs exist" in printed
+    assert "accuracy: A 0.6600" in printed, "0.5 three times, and 0.9"
+    run_ab(tmp_path, monkeypatch, training, "--seeds=5", f"--out={tmp_path / 'runs' / 'mine'}")
+    assert "10 of 10 runs are there\n" in capsys.readouterr().out
+
+
+def test_runs_that_are_not_done_are_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = ab.make_pairs(TINY, f"{TINY}+slow", [1, 2, 3])
+    done_run(tmp_path / "runs", pairs[0][0])
+    done_run(tmp_path / "runs", pairs[0][1], state="failed")
+    training = FakeTraining(0.02)
+    run_ab(tmp_path, monkeypatch, training, "--seeds=3")
+    assert training.trained == ["B1", "A2", "B2", "A3", "B3"]
+    printed = capsys.readouterr().out
+    assert "1 of 6 runs is there, some from make train" in printed and "count as looks" not in printed

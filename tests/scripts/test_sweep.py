@@ -12,8 +12,10 @@ import pytest
 
 from lib import atomic
 from lib.errors import ConfigError
+from lib.runs.directory import RunDir
 from lib.sweeps import paired_comparison
-from lib.sweeps.runner import RESULT, Result, Run, run_folder
+from lib.sweeps.experiment import read_experiment
+from lib.sweeps.runner import RESULT, Result, Run, resolved_runs, run_folder
 from scripts import sweep
 
 FILE = """
@@ -87,3 +89,22 @@ def test_seeds_that_chose_the_best_point_do_not_confirm_it(
     for words in (["--confirm=0"], ["--confirm=5 3"], ["--jobs=two"]):
         with pytest.raises(ConfigError):
             run_sweep(tmp_path, monkeypatch, *words)
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_a_sweep_uses_runs_of_other_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, confirm: bool
+) -> None:
+    """Those of its points, and of the seeds that confirm the best one, which count as looks."""
+    (tmp_path / "study.yaml").write_text(FILE)
+    experiment = read_experiment(tmp_path / "study.yaml")
+    seeds = (3, 4, 5) if confirm else (1,)
+    runs = resolved_runs(dataclasses.replace(experiment, seeds=seeds), root=sweep.ROOT)
+    for run in runs:
+        found = RunDir.create(tmp_path / "runs", model="lenet5", identity=run.identity, files={"config": ""})
+        found.set_status("done", step=1, accuracy=0.5)
+    run_sweep(tmp_path, monkeypatch, *(["--confirm=5"] if confirm else []))
+    printed = capsys.readouterr().out
+    there = "6 of 10" if confirm else "3 of 6"
+    assert f"{there} runs are there, some from make train\n" in printed
+    assert ("3 count as looks" in printed) == confirm
