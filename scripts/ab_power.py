@@ -48,8 +48,8 @@ def false_verdicts(name: str, looks: Sequence[int], *, trials: int = TRIALS) -> 
 def _has_verdict(differences: npt.NDArray[np.float64], looks: Sequence[int]) -> npt.NDArray[np.bool_]:
     """Return for each row whether `judge` ends there: by its p value, or by what it says of zeros alone."""
     zeros = judge([0.0] * differences.shape[1], looks, higher_is_better=True)
-    is_zero = ~differences.any(axis=1)
-    return np.where(is_zero, zeros.word != "not shown", p_values(differences) <= nominal_level(tuple(looks)))
+    found = p_values(differences) <= nominal_level(tuple(looks))
+    return np.where(differences.any(axis=1), found, zeros.word != "not shown")
 
 
 def real_false_verdicts(values: Sequence[float], *, splits: int = SPLITS) -> float:

@@ -48,7 +48,7 @@ def main() -> int:
     out = (options.out or options.runs / "sweeps" / experiment.name).absolute()
     for line in (*experiment.notices, ": ".join(filter(None, (experiment.name, experiment.about)))):
         log(line)
-    experiment, results = train_points(experiment, out=out, folder=options.runs, concurrency=concurrency)
+    experiment, results = train_points(experiment, out=out, all_runs=options.runs, concurrency=concurrency)
     runner.write_results(out, results)
     compare = partial(Comparison, out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log)
     note = judge_best(experiment, results, options.confirm, first=first, compare=compare)
@@ -77,13 +77,10 @@ def study_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def train_points(
-    experiment: Experiment, *, out: Path, folder: Path, concurrency: Concurrency
+    experiment: Experiment, *, out: Path, all_runs: Path, concurrency: Concurrency
 ) -> tuple[Experiment, list[Result]]:
-    """Return the experiment with its points, those of a search included, and the results of their runs.
-
-    folder: of all runs, of which those that are done are used.
-    """
-    adopt = partial(runner.adopt, out=out, folder=folder, log=log)
+    """Return the experiment with its points, those of a search included, and the results of their runs."""
+    adopt = partial(runner.adopt, out=out, folder=all_runs, log=log)
     train_all = partial(runner.train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
     seeds = counted(len(experiment.seeds), "seed")
     if experiment.search is None:

@@ -16,6 +16,8 @@ from typing import Any
 
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError
+from lib.kconf import values_from_json
+from lib.runs.index import read_runs
 from lib.runs.metrics import NOT_METRICS, higher_is_better, preferred
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.runner import Log, Run, adopt, known_result, train_all
@@ -23,6 +25,7 @@ from lib.sweeps.verdict import LEVEL, Verdict, judge, planned_looks, power
 from lib.units import whole_number
 
 SHARES = ("accuracy", "exact_accuracy")  # metrics that are a share of the evaluation samples
+MOST_PAIRS = 200  # which see a difference of a quarter of a standard deviation
 _NORMAL_95 = 1.96
 Metrics = Mapping[str, float]
 
@@ -83,7 +86,9 @@ class Comparison:
             if other is not entry and other["metric"]:
                 self.log(f"compared before, with an error probability of its own: {described(other)}")
         self.log(announcement(entry))
-        if metric and not entry["metric"]:  # a name that no run has is an error after one pair
+        if metric and not entry["metric"]:  # a name that no run has is an error: after one pair at the latest
+            if found := self._earlier_metrics():
+                metric_differences([(metrics, metrics) for metrics in found], metric)
             self._train(1)
             metric_differences(self._results(1), metric)
         for look in requested:
@@ -100,6 +105,13 @@ class Comparison:
             if verdict.word != "not shown":
                 return
         self.log(f"  for more power, judge more pairs of fresh seeds: FIRST_SEED={_end(entry)}")
+
+    def _earlier_metrics(self) -> list[Metrics]:
+        """Return the metrics of the runs of A and B that are done, with whatever seeds."""
+        points = [{**run.resolved.values, "SEED": 0} for run in self.pairs[0]]
+        rows = [row for row in read_runs(self.runs) if row.state == "done"]
+        found = [row.metrics for row in rows if {**values_from_json(row.values), "SEED": 0} in points]
+        return [*found, *(known for pair in self.pairs for run in pair if (known := self.known(run)))]
 
     def _results(self, count: int) -> list[tuple[Metrics, Metrics]]:
         return [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:count]]
@@ -150,6 +162,8 @@ def parse_looks(text: str, variable: str) -> list[int]:
     """Parse numbers of pairs after which to judge. Raises ConfigError unless they ascend from at least 2."""
     looks = [whole_number(word, variable) for word in text.replace(",", " ").split()]
     planned_looks(looks)
+    if looks[-1] > MOST_PAIRS:
+        raise ConfigError(f"{variable}={text} are more than {MOST_PAIRS} pairs", todo="judge fewer")
     return looks
 
 
@@ -202,7 +216,7 @@ def report(verdict: Verdict, metric: str, results: Sequence[tuple[Metrics, Metri
         f"  over seeds: sd of differences {verdict.sd:.3g}, p = {verdict.p:.3g}; level {verdict.level:.3g}",
     ]
     count = min((pair[side].get("samples", 0) for pair in results for side in (0, 1)), default=0)
-    if metric in SHARES and count:
-        error = _NORMAL_95 * math.sqrt(sum(mean * (1 - mean) for mean in means) / count)
-        lines.append(f"  over samples: +- {error:.2g} at most, from {count:.0f} evaluation samples")
-    return lines
+    if metric not in SHARES or not count:
+        return [*lines, f"  over samples: the error of the evaluation set is not known for {metric}"]
+    error = _NORMAL_95 * math.sqrt(sum(mean * (1 - mean) for mean in means) / count)
+    return [*lines, f"  over samples: +- {error:.2g} at most, from {count:.0f} evaluation samples"]

@@ -78,7 +78,7 @@ def planned_looks(requested: Sequence[int], *, reused: int = 0) -> tuple[int, ..
     if not requested or min(requested) < 2 or sorted(set(requested)) != list(requested):
         todo = f"write ascending numbers of pairs from 2, such as {' '.join(map(str, LOOKS[:3]))}"
         raise ConfigError(f"cannot judge after {' '.join(map(str, requested)) or 'no'} pairs", todo=todo)
-    spent = {look for look in LOOKS if look <= reused and look < requested[-1]}
+    spent = {look for look in (*LOOKS, reused) if 2 <= look <= reused and look < requested[-1]}
     return tuple(sorted(spent | set(requested)))
 
 

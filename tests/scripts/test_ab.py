@@ -14,8 +14,10 @@ from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.directory import RunDir
 from lib.sweeps import paired_comparison
+from lib.sweeps.paired_comparison import parse_looks, report
 from lib.sweeps.runner import RESULT as RESULT_FILE
 from lib.sweeps.runner import Result, Run, run_folder
+from lib.sweeps.verdict import judge
 from scripts import ab
 
 TINY = "lenet5+tiny"
@@ -206,6 +208,23 @@ def test_results_on_different_data_are_not_compared() -> None:
         ab.make_pairs("lenet5", "resnet18", [1])
 
 
+def test_more_pairs_than_show_anything_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="SEEDS=5 5000000 are more than 200 pairs"):
+        run_ab(tmp_path, monkeypatch, FakeTraining(0.0), "--seeds=5 5000000")
+    assert parse_looks("200", "SEEDS") == [200]
+
+
+@pytest.mark.parametrize("metric", ["loss", "exact_accuracy", "accuracy"])
+@pytest.mark.parametrize("samples", [{}, {"samples": 100.0}])
+def test_the_error_of_the_evaluation_set_is_told_or_not_known(metric: str, samples: dict[str, float]) -> None:
+    results = [({metric: 0.5, **samples}, {metric: 0.4 + seed / 50, **samples}) for seed in range(3)]
+    verdict = judge([b[metric] - a[metric] for a, b in results], [3], higher_is_better=True)
+    line = report(verdict, metric, results)[-1]
+    is_known = metric != "loss" and bool(samples)
+    assert ("from 100 evaluation samples" in line) == is_known
+    assert line.endswith(f"evaluation set is not known for {metric}") != is_known
+
+
 @pytest.mark.parametrize("value", ["0", "x", "5.5", "-1"])
 def test_seeds_are_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     with pytest.raises(ConfigError, match="SEEDS="):
@@ -220,7 +239,8 @@ def test_an_unknown_metric_is_refused_with_those_that_exist(
 
 
 def done_run(runs: Path, run: Run, *, state: Any = "done") -> None:
-    found = RunDir.create(runs, model="lenet5", identity=run.identity, files={"config": ""})
+    files: Any = {"config": "", "values": run.resolved.to_json()["values"]}
+    found = RunDir.create(runs, model="lenet5", identity=run.identity, files=files)
     found.set_status(state, step=2, accuracy=0.5, loss=0.3, part="test")
 
 
@@ -261,3 +281,15 @@ def test_runs_that_are_not_done_are_not_reused(
     assert training.trained == ["B1", "A2", "B2", "A3", "B3"]
     printed = capsys.readouterr().out
     assert "1 of 6 runs is there, some from make train" in printed and "count as looks" not in printed
+
+
+@pytest.mark.parametrize("seed", [1, 9])
+def test_a_metric_that_an_earlier_run_does_not_report_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    done_run(tmp_path / "runs", ab.make_pairs(TINY, f"{TINY}+slow", [seed])[0][1])
+    training = FakeTraining(0.02)
+    with pytest.raises(ConfigError, match=r"METRIC=f1 is not .*; choose one of accuracy, loss"):
+        run_ab(tmp_path, monkeypatch, training, "--seeds=3", "--metric=f1")
+    assert training.trained == []
+    run_ab(tmp_path, monkeypatch, training, "--seeds=3", "--metric=accuracy")

@@ -144,7 +144,8 @@ def test_pairs_that_exist_count_as_looks() -> None:
     assert planned_looks([5]) == (5,)
     assert planned_looks([8], reused=5) == (3, 5, 8)
     assert planned_looks([5], reused=5) == (3, 5)
-    assert planned_looks([3, 8], reused=4) == (3, 8)
+    assert planned_looks([3, 8], reused=4) == (3, 4, 8)
+    assert planned_looks([3], reused=2) == (2, 3) and planned_looks([3], reused=1) == (3,)
 
 
 @pytest.mark.parametrize("requested", [[], [1], [5, 3], [5, 5]])
