@@ -37,6 +37,7 @@ from lib.units import bytes_text, seconds_text, value_text
 Findings: TypeAlias = Mapping[str, Any]
 
 _VERSION = 3  # of the stored findings
+_BASELINES = ("N-gram baseline", "Constant baseline")  # as tasks log them
 _AXES = {"step": "optimizer step", "seconds": "seconds of training"}
 _CURVES = (
     f"At most {MOST_POINTS:,} points a line: the lowest and the highest of equal stretches. Smoothing is "
@@ -151,10 +152,11 @@ def _result(run: RunDir, series: Sequence[Series], findings: Findings) -> Sectio
             best = (max if higher_is_better(each.column) else min)(each.values)
             step = each.steps[each.values.index(best)]
             rows.append((each.column.replace("_", " "), f"{each.values[-1]:.5g}", f"{best:.5g}", f"{step:,}"))
-    loss, counted = findings.get("naive_loss"), _logged(run, "N-gram baseline: ")[-1:]
+    loss = findings.get("naive_loss")
     baselines = [] if loss is None else [("uniform guess", f"training loss {loss:.4f}")]
-    baselines += [("N-gram baseline", text) for text in counted]
-    unknown = "No baseline is known: the run has logged none, and no checkpoint was read."
+    baselines += [(name, text) for name in _BASELINES for text in _logged(run, f"{name}: ")[-1:]]
+    neither = "its task has no loss of a uniform guess" if "step" in findings else "no checkpoint was read"
+    unknown = f"No baseline is known: the run has logged none, and {neither}."
     return section(
         "Result",
         f"Evaluated on the {part}." if part else "",

@@ -239,6 +239,8 @@ def test_it_starts_what_launch_print_shows(
         ("ray", {}, {"device": "cpu"}, "ACCELERATOR=nvidia.com/gpu is not used by CONFIG_DEVICE_CPU=y"),
         ("ray", {}, {"device": "mps"}, "CONFIG_DEVICE_MPS=y is not for make emit"),
         ("ray", {}, {"num_devices": 0}, "TO=ray needs CONFIG_NUM_DEVICES= "),
+        ("ray", {"storage": "CLAIM"}, {}, "STORAGE=CLAIM .* in lower case, such as anneal-runs$"),
+        ("skypilot", {"storage": "VOLUME"}, {}, "STORAGE=VOLUME .* in lower case, such as anneal-runs, or"),
         ("ray", {}, {"dist_nnodes": "2:4"}, "CONFIG_DIST_NNODES=2:4 is not for make emit"),
     ],
 )
@@ -291,6 +293,7 @@ def test_kubernetes_is_asked_for_tpus_on_nodes_of_that_slice() -> None:
         ("kubernetes", "tpu-v4-8", {"dist_nnodes": "2"}, "CONFIG_DIST_NNODES=1"),
         ("skypilot", "", {}, "needs ACCELERATOR= .*a slice, such as tpu-v4-8"),
         ("skypilot", "tpu-v4-8", {"device": "auto", "num_devices": 4}, "would not be used: only CONFIG_DEV"),
+        ("kubernetes", "tpu-v4-8", {"device": "auto"}, "needs CONFIG_DEVICE_TPU=y or CONFIG_DEVICE_XLA=y"),
         ("kubernetes", "google.com/tpu", {"device": "cuda", "num_devices": 4}, "would not be used"),
     ],
 )

@@ -57,6 +57,21 @@ def test_a_baseline_is_also_read_from_the_log(tmp_path: Path) -> None:
     assert rows_of(result, "Baselines") == {"N-gram baseline": ("4.1 / 3.2 bits per byte",)}
 
 
+@pytest.mark.parametrize("name", ["N-gram", "Constant"])
+def test_each_kind_of_baseline_is_found(name: str, tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    run.log.write_text(f"2026-01-01T00:00:00Z {name} baseline: r2 0\n")
+    assert rows_of(by_title(run)["Result"], "Baselines") == {f"{name} baseline": ("r2 0",)}
+
+
+def test_why_no_baseline_is_known_follows_from_what_was_read(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    read = by_title(run, all_findings(naive_loss=None))["Result"]
+    assert any(note.endswith("none, and its task has no loss of a uniform guess.") for note in read.notes)
+    unread = by_title(run)["Result"]
+    assert any(note.endswith("none, and no checkpoint was read.") for note in unread.notes)
+
+
 @pytest.mark.parametrize(
     ("seconds", "ago"), [(0, "1 s"), (90, "1.5 minutes"), (7200, "2 hours"), (864000, "10 days")]
 )

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lib.data.loader import Batch
-from lib.data.types import Column, TableSpec
+from lib.data.types import ArrayPart, Column, Dataset, TableSpec
 from train.tasks.base import Sums
-from train.tasks.regress.task import Options, Regress, fault
+from train.tasks.regress.task import Options, Regress, baseline, fault
 
 COLUMNS = Column(name="price", mean=50.0, std=20.0), Column(name="area", mean=1.0, std=0.5)
 RNG = np.random.default_rng(0)
@@ -88,3 +88,17 @@ def test_what_is_no_number_per_target_is_told() -> None:
     assert fault(torch.zeros(4, 2), spec, rows=4) == ""
     for wrong in (torch.zeros(4), torch.zeros(4, 1), torch.zeros(4, 2, dtype=torch.int64), "numbers"):
         assert fault(wrong, spec, rows=4) == "not numbers (4, 2)"
+
+
+def test_the_baseline_has_the_figures_of_a_constant_prediction() -> None:
+    """0 is the mean of the training targets; the evaluated rows have another one."""
+    spec = TableSpec(name="t", columns=(Column(name="x"),), targets=COLUMNS)
+    part = ArrayPart(np.zeros((12, 1), np.float32), TARGETS.astype(np.float32))
+    dataset = Dataset(spec=spec, train=part, test=part, source="")
+    regress = task(*COLUMNS)
+    zeros = regress.evaluation(lambda _: torch.zeros(12, 2), Batch(torch.zeros(12, 1), torch.tensor(TARGETS)))
+    report = regress.report(means_of([zeros]))
+    line = baseline(dataset)
+    assert line.startswith("Constant baseline: r2 -") and line.endswith("the mean of the training targets")
+    for name in ("r2", "mae_price", "rmse_area"):
+        assert f"{name} {report[name]:.4g}"[:-1] in line

@@ -55,6 +55,7 @@ def test_exhibits_of_numbers_agree_with_the_evaluation(tmp_path: Path) -> None:
     assert np.mean(error**2) == pytest.approx(result["loss"], rel=1e-5)
     assert result["mae"] == pytest.approx(error.mean() * dataset.spec.targets[0].std, rel=1e-5)
     assert len(worst["rows"]) == SHOWN
+    assert [line["name"] for line in curve["lines"]] == ["model", "predicted = true"]
     row, shown, true = worst["rows"][0]
     column, hardest = dataset.spec.targets[0], int(error.argmax())
     assert float(true) == pytest.approx(targets[hardest, 0] * column.std + column.mean, rel=1e-4)

@@ -51,6 +51,6 @@ def _by_prediction(
         for rows in np.array_split(order, min(BINS, len(order)))
     ]
     ends = points[0][0], points[-1][0]
-    lines = {"model": points, "perfect calibration": [(ends[0], ends[0]), (ends[1], ends[1])]}
+    lines = {"model": points, "predicted = true": [(ends[0], ends[0]), (ends[1], ends[1])]}
     note = f"Rows in {len(points)} bins of equal size by their prediction."
     return curve(f"True and predicted {name}", lines, x=f"predicted {name}", y=f"true {name}", note=note)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lib.config import Config
 from lib.data.loader import Batch
-from lib.data.types import Spec, TableSpec
+from lib.data.types import Dataset, Spec, TableSpec
 from lib.errors import ConfigError
 from lib.nn.precision import full_precision
 from train.tasks.base import Columns, Figures, Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
@@ -138,3 +138,15 @@ class Regress:
 
 def naive_loss(_: Spec) -> None:
     """Return None: the loss of an untrained model depends on its first weights."""
+
+
+def baseline(dataset: Dataset, **_: Any) -> str:
+    """Return, as a line of text, the figures of the mean of the training targets as the prediction."""
+    assert isinstance(dataset.spec, TableSpec)
+    targets_NK = np.asarray(dataset.test.take()[1], np.float64)
+    columns = zip(_SUMS, (abs(targets_NK), targets_NK**2, targets_NK, targets_NK**2), strict=True)
+    sums = {f"{name}_{number}": float(mean) for name, of in columns for number, mean in enumerate(of.mean(0))}
+    task = Regress(Options(loss="mse", huber_delta=1.0), dataset.spec)
+    found = task.report({"count": len(targets_NK), "loss": float((targets_NK**2).mean()), **sums})
+    listed = ", ".join(f"{name} {found[name]:.5g}" for name in found if name not in ("samples", "loss"))
+    return f"Constant baseline: {listed} by predicting the mean of the training targets"
