@@ -38,7 +38,7 @@ def counted(count: int, noun: str) -> str:
 def flop_text(flop: float) -> str:
     """Format floating-point operations as TFLOP, or in a smaller unit where they are fewer than one."""
     unit, name = next((unit for unit in ((1e12, "T"), (1e9, "G")) if flop >= unit[0]), (1e6, "M"))
-    return f"{flop / unit:.3g} {name}FLOP"
+    return f"{flop / unit:{',.0f' if flop >= 100 * unit else '.3g'}} {name}FLOP"
 
 
 def whole_number(text: str, variable: str, *, least: int = 1) -> int:

@@ -136,12 +136,8 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
             todo=f"give TO={', TO='.join(CLUSTERS)}; make sbatch is for SLURM",
         )
     needs_gpus = _needs_gpus(config)
-    unset = missing(to=to, gpus=needs_gpus, given=given)
-    if needs_gpus and not config.num_devices and config.device not in STATIC_SHAPES:
-        of_tpu = given["accelerator"].lower().startswith(("tpu", "google.com/tpu"))
-        cpu_or_gpus = "CONFIG_NUM_DEVICES= (GPUs per node), or CONFIG_DEVICE_CPU=y"
-        unset.append("CONFIG_DEVICE_TPU=y or CONFIG_DEVICE_XLA=y (for TPUs)" if of_tpu else cpu_or_gpus)
-    if unset:
+    uncounted = needs_gpus and not config.num_devices and config.device not in STATIC_SHAPES
+    if unset := missing(to=to, gpus=needs_gpus, uncounted=uncounted, given=given):
         of = f" TO={to}" if to else ""
         raise ConfigError(f"make emit{of} needs {'; '.join(unset)}", why="only you can know that")
     rendezvous, whole = _rendezvous(config, f"{FIRST}:{PORT}"), None

@@ -51,6 +51,7 @@ export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT
 """
 _IMAGE = r"\S{1,500}"
 _IMAGE_MEANS = "a container image that has this source tree for working directory"
+_OF_TPU = re.compile(r"tpu|google\.com/tpu")
 _BUCKET = re.compile(r"[a-z0-9]+://\S+")
 
 
@@ -193,11 +194,11 @@ def job_file(job: Job, *, to: str, command: str) -> str:
     return heading + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110)
 
 
-def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
+def missing(*, to: str, gpus: bool, uncounted: bool, given: Mapping[str, str]) -> list[str]:
     """Return the variables that the user must still set, as lines of `NAME= (meaning)`.
 
-    to: the cluster, "" where it is missing, too. gpus: true if any are requested. given: image, storage and
-    accelerator of a `Job`.
+    to: the cluster, "" where it is missing, too. gpus: true if any are requested. uncounted: true if their
+    number is not known. given: image, storage and accelerator of a `Job`.
     """
     cluster = CLUSTERS.get(to)
     means = {
@@ -209,7 +210,10 @@ def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
         means["accelerator"] = cluster["accelerator"][1] if cluster else "the cluster's name of a GPU"
         means["accelerator"] += "; for TPUs a slice, such as tpu-v4-8" if to != "ray" else ""
     values = {"to": to, **given}
-    return [f"{name.upper()}= ({meaning})" for name, meaning in means.items() if not values[name]]
+    unset = [f"{name.upper()}= ({meaning})" for name, meaning in means.items() if not values[name]]
+    of_gpus = "CONFIG_NUM_DEVICES= (GPUs per node), or CONFIG_DEVICE_CPU=y"
+    of_tpu = "CONFIG_DEVICE_TPU=y or CONFIG_DEVICE_XLA=y (for TPUs)"
+    return unset + [of_tpu if _OF_TPU.match(given["accelerator"].lower()) else of_gpus] * uncounted
 
 
 def _check(job: Job, to: str) -> None:
@@ -222,7 +226,7 @@ def _check(job: Job, to: str) -> None:
             f"ACCELERATOR={job.accelerator} is not used by CONFIG_DEVICE_CPU=y",
             todo="leave it out, or set CONFIG_DEVICE_CUDA=y",
         )
-    if not job.slice and re.match("tpu|google.com/tpu", job.accelerator.lower()):
+    if not job.slice and _OF_TPU.match(job.accelerator.lower()):
         raise ConfigError(
             f"ACCELERATOR={job.accelerator} would not be used",
             why="only CONFIG_DEVICE_TPU=y and CONFIG_DEVICE_XLA=y train on TPUs",

@@ -128,7 +128,8 @@ def format_cost(cost: Cost, price: str) -> Iterator[str]:
         yield f"Money: {money_text(cost)} ({each})"
     elif price:
         why = f"no list price for {cost.device}" if cost.price is None else "the time is not known"
-        yield f"Money: not estimated, {why}"
+        add = "" if cost.peak_flop_per_second else "; add GPU= to plan for a GPU, as in GPU=h100-80g"
+        yield f"Money: not estimated, {why}{add}"
 
 
 def money_text(cost: Cost) -> str:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast
 
 from lib.errors import ConfigError
+from lib.plan.placement import UNKNOWN_CPU
 from lib.plan.tpus import largest_slices, slice_of
 from lib.plan.types import Device, Hardware
 
@@ -159,7 +160,7 @@ def parse_gpu(text: str) -> Hardware:
         free_bytes=_free_bytes(text, free, total_bytes=gpu.total_bytes, idle_share=IDLE_SHARE[gpu.kind]),
         capability=gpu.capability,
     )
-    return Hardware(kind=gpu.kind, devices=(device,) * world, cpu_name="unknown CPU", cpu_count=ASSUMED_CPUS)
+    return Hardware(kind=gpu.kind, devices=(device,) * world, cpu_name=UNKNOWN_CPU, cpu_count=ASSUMED_CPUS)
 
 
 def _without_vendor(name: str) -> str:
@@ -202,8 +203,9 @@ def _parts(text: str) -> tuple[str, int | None, str | None]:
         raise _error(text, "no GPU is named", todo="write a name as in GPU=h100-80g, or GPU=all for a table")
     if len(text) > MAX_TEXT or not text.isprintable():
         raise _error(text, "that is not the name of a machine", todo="write it as in GPU=h100-80gx4:70G")
-    if plain == ALL:
-        raise _error(text, "that is every machine, and one is needed", todo="name one, as in GPU=h100-80g")
+    if re.fullmatch(rf"[^:]*,.*|{ALL}(x[0-9]+)?(:.*)?", plain):
+        todo = "name it as in GPU=h100-80gx3:20Gi; make plan GPU=all, without more, makes a table of each"
+        raise _error(text, "one is needed, with devices of one model", todo=todo)
     machine, colon, size = plain.partition(":")
     free, counted = size if colon else None, _COUNTED.fullmatch(machine)
     if machine in CATALOGUE or not counted:

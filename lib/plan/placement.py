@@ -18,6 +18,7 @@ ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {
     "tpu": ("tpu",),
     "cpu": ("cpu",),
 }
+UNKNOWN_CPU = "unknown CPU"  # of a machine that is known by the name of its GPU only
 TPU = "TPU"  # torch_xla's device name; torch_tpu appends the generation
 NAMES: dict[Kind, str] = {"xla": "XLA devices", "tpu": "TPUs"}
 STEP_COMPILER = "XLA"  # of STATIC_SHAPES
@@ -70,7 +71,7 @@ def place(config: ConfigView, hardware: Hardware) -> Placement:
     fullest = min(used, key=lambda device: device.free_bytes)
     _check_free(fullest, index=used.index(fullest))
     return Placement(
-        device=Decision(hardware.kind, _why_device(config, fullest, kind=hardware.kind, note=note)),
+        device=Decision(hardware.kind, _why_device(config, hardware, fullest, note=note)),
         world=Decision(world, _why_world(config, hardware, available=len(devices), note=note or slice_name)),
         name=fullest.name,
         total_bytes=fullest.total_bytes,
@@ -111,7 +112,7 @@ def check_machines(device: str) -> None:
 def identical_devices(hardware: Hardware, *, requested: int) -> tuple[tuple[Device, ...], str]:
     """Return the GPUs of the commonest model and a note on those left out ("" if none).
 
-    requested: how many are needed (0 = all of one model). Raises PlanError where there are too few, where no
+    requested: how many are needed (0 = all equal ones). Raises PlanError where there are too few, where no
     model is the commonest, or where those of the commonest are not the first ones.
     """
     if not hardware.devices:
@@ -122,7 +123,7 @@ def identical_devices(hardware: Hardware, *, requested: int) -> tuple[tuple[Devi
         mixed = f", not all of one model ({_listed(names)})" if others else ""
         raise PlanError(
             f"CONFIG_NUM_DEVICES={requested}, and the machine has {counted(len(names), 'device')}{mixed}",
-            todo=f"set it to {count} or less (0 = all of one model)",
+            todo=f"set it to {count} or less (0 = all equal ones)",
         )
     if not others:
         return hardware.devices, ""
@@ -181,8 +182,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
 
 
-def _why_device(config: ConfigView, device: Device, *, kind: Kind, note: str) -> str:
-    requested = "preferred to the CPU (CONFIG_DEVICE_AUTO=y)"
+def _why_device(config: ConfigView, hardware: Hardware, device: Device, *, note: str) -> str:
+    kind, named = hardware.kind, hardware.cpu_name == UNKNOWN_CPU
+    requested = f"{'by name' if named else 'preferred to the CPU'} (CONFIG_DEVICE_AUTO=y)"
     if kind in STATIC_SHAPES:
         requested = "by name; NOTE: to train on it set CONFIG_DEVICE_TPU=y (torch_tpu) or _XLA=y (torch_xla)"
     if config.device != "auto":
@@ -194,7 +196,7 @@ def _why_device(config: ConfigView, device: Device, *, kind: Kind, note: str) ->
 def _why_world(config: ConfigView, hardware: Hardware, *, available: int, note: str) -> str:
     count, more = config.num_devices, f"; {note}" if note else ""
     if not count:
-        those = f"all {available} of one model" if available > 1 else "the only one"
+        those = f"{available} equal {NAMES.get(hardware.kind, 'GPUs')}" if available > 1 else "the only one"
         return f"{those}{more or ' (CONFIG_NUM_DEVICES=0)'}"
     return _requested(count, hardware) + f", the first of {available}" * (count < available) + more
 

@@ -327,7 +327,7 @@ def _split_target(
         step=context.unit * (context.replicas if context.even else 1),
         largest=LARGEST_TARGET if size is None else size,
     )
-    todo = "the nearest that can: CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, targets))
+    todo = "set the nearest that can, CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, targets))
     if not targets:
         todo = "no effective batch can be: use fewer devices, smaller batches or more training samples"
     raise PlanError(f"an effective batch of {target} cannot be planned", why=why, todo=todo)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from lib.errors import PlanError
 from lib.plan.fitting import WORK, NoRoomError, predicted
 from lib.plan.gpus import MAX_DEVICES, find_gpu
-from lib.plan.placement import NAMES, OWN_STATISTICS
+from lib.plan.placement import NAMES, OWN_STATISTICS, Placement
 from lib.plan.roofline import (
     FLOP_SHARES,
     SHORT_SECONDS,
@@ -26,7 +27,7 @@ from lib.plan.sharding import (
     splits_over,
     traffic_seconds,
 )
-from lib.plan.show import format_need, hanging, norm_batch_remedy, why_memory
+from lib.plan.show import format_need, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
 from lib.plan.stages import (
     fewer_stages,
@@ -36,6 +37,7 @@ from lib.plan.stages import (
     slowest_stage,
     stages_of,
 )
+from lib.plan.strategy_table import strategy_name
 from lib.plan.types import COLLECTIVE_FORWARD, OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
 from lib.units import GB, bytes_text, seconds_text
 
@@ -61,7 +63,7 @@ def choose_strategy(context: SizingContext) -> tuple[Candidate, tuple[Candidate,
     allowed = [each for each in candidates if requested in ("auto", each.layout.strategy)]
     possible = [each for each in allowed if each.split is not None]
     if not possible:
-        raise _refusal(allowed, candidates, requested=requested, world=context.placement.world.value)
+        raise _refusal(allowed, candidates, requested=requested, placement=context.placement)
     chosen = _best([each for each in possible if each.fits] or possible[:1])
     by_hand = f"CONFIG_DIST_STRATEGY_{requested.upper()}=y"
     strategy = _why(chosen, candidates) if requested == "auto" else by_hand
@@ -142,7 +144,8 @@ def _candidate(context: SizingContext, *, like: Candidate | None = None) -> Cand
             why_not += f", {bytes_text(frozen)} of it for frozen models, whole on each device"
         return Candidate(context=context, why_not=why_not, nearest=_nearest(error, context), error=error)
     except PlanError as error:
-        return Candidate(context=context, why_not=error.why, nearest=error.todo, error=error)
+        why_not = "; ".join(filter(None, (error.why, error.todo)))
+        return Candidate(context=context, why_not=why_not, error=error)
     return replace(found, seconds=seconds_of(found))
 
 
@@ -333,7 +336,7 @@ def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
     reason = (
         "the simplest that fits" if chosen.seconds is None else "the simplest of the fastest, by estimate"
     )
-    verdicts = (f"{_name(each)} {_verdict(each, chosen, requested='auto')}" for each in simpler)
+    verdicts = (f"{strategy_name(each)} {_verdict(each, chosen, requested='auto')}" for each in simpler)
     return "; ".join([reason, *verdicts])
 
 
@@ -356,13 +359,17 @@ def _verdict(candidate: Candidate, chosen: Candidate, *, requested: str) -> str:
 
 
 def _refusal(
-    allowed: Sequence[Candidate], candidates: Sequence[Candidate], *, requested: str, world: int
+    allowed: Sequence[Candidate], candidates: Sequence[Candidate], *, requested: str, placement: Placement
 ) -> PlanError:
     first = allowed[0] if allowed else None
     if first is not None and first.error is not None and not isinstance(first.error, NoRoomError):
         return first.error  # another strategy would fail alike
     if requested != "auto":
-        why, nearest = f"not on {world} devices", "another number"
+        world, per_node = placement.world.value, placement.per_node
+        near = sorted(range(2, MAX_DEVICES), key=lambda count: (abs(count - world), -count))
+        known = ((n, layout) for n in near for layout in layouts(n, per_node=per_node))
+        counts = " or ".join(map(str, sorted(islice((n for n, at in known if at.strategy == requested), 2))))
+        why, nearest = f"not on {world} devices", f"{counts or 'another number of'} devices"
         if first is not None:
             why, nearest = first.why_not, first.nearest
         return PlanError(
@@ -372,29 +379,6 @@ def _refusal(
         )
     errors = [each.error for each in candidates if isinstance(each.error, NoRoomError)]
     error = min(errors, key=lambda each: each.memory.need_bytes)
-    strategies = [f"{_name(each)} with {each.nearest}" for each in candidates if each.nearest]
+    strategies = [f"{strategy_name(each)} with {each.nearest}" for each in candidates if each.nearest]
     todo = f"{error.todo}; possible: {', '.join(strategies)}"
     return NoRoomError(error.what, why=error.why, todo=todo, step=error.step, memory=error.memory)
-
-
-def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
-    """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
-    yield "Parallelism strategies: samples at a time x micro-batches, memory of the fullest device, estimated"
-    gpu = find_gpu(strategies[0].context.placement.name)
-    rate = "" if gpu is None else f", assuming {gpu.link_bytes_per_second / 1e9:g} GB/s each way of a link"
-    yield f"time of an optimizer step{rate}"
-    widest = max(7, *(len(_name(row)) for row in strategies))
-    for row in strategies:
-        sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
-        need = "" if row.memory is None else bytes_text(row.memory.need_bytes)
-        time = "" if row.seconds is None else seconds_text(*row.seconds)
-        head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<20} "
-        yield from hanging(head, row.verdict, columns=columns, indent="    ")
-
-
-def _name(row: Candidate) -> str:
-    layout = row.layout
-    if layout.replica.strategy != "single":
-        pair = ",".join(map(str, layout.branch_devices)) if layout.devices_per_process > 2 else ""
-        return layout.strategy + (f"({pair})" if pair else "") + "+ddp" * (layout.world > 1)
-    return layout.strategy + (f"/{layout.shard}" if 1 < layout.shard < layout.world else "")

@@ -38,7 +38,13 @@ def test_a_time_has_one_unit_that_both_ends_can_be_read_in(seconds: tuple[float,
 
 @pytest.mark.parametrize(
     ("flop", "text"),
-    [(3.87e8, "387 MFLOP"), (2.5e9, "2.5 GFLOP"), (3.059e14, "306 TFLOP"), (20, "2e-05 MFLOP")],
+    [
+        (3.87e8, "387 MFLOP"),
+        (2.5e9, "2.5 GFLOP"),
+        (3.059e14, "306 TFLOP"),
+        (1.83e15, "1,830 TFLOP"),
+        (20, "2e-05 MFLOP"),
+    ],
 )
 def test_operations_have_a_unit(flop: float, text: str) -> None:
     assert flop_text(flop) == text

@@ -28,7 +28,7 @@ from lib.plan.planner import compare_strategies
 from lib.plan.roofline import LAUNCH_SECONDS, StepTime
 from lib.plan.show import format_need, show
 from lib.plan.sizing import Candidate
-from lib.plan.strategies import format_strategies
+from lib.plan.strategy_table import format_strategies
 from lib.plan.types import STATIC_SHAPES, Hardware, Memory, Plan
 from lib.tiers import with_tier
 from lib.units import aligned, bytes_text, columns, flop_text, range_text
@@ -293,9 +293,16 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     if outlook.plan.device == "cuda":
         yield allocator_text()
     yield _methods(outlook)
-    if outlook.alternatives:
+    if outlook.alternatives and _is_short_of_memory(outlook):
         yield "Changes that need less memory:"
         yield from (f"  {line}" for line in outlook.alternatives)
+
+
+def _is_short_of_memory(outlook: Outlook) -> bool:
+    """True if more than half is used, or if it limits the micro-batch: on CPUs a larger one is no faster."""
+    decided, memory = outlook.plan, outlook.plan.memory
+    limited = outlook.method != "manual" and decided.accumulation > 1 and decided.device != "cpu"
+    return memory is not None and (limited or 2 * memory.need_bytes > memory.usable_bytes)
 
 
 def _methods(outlook: Outlook) -> str:

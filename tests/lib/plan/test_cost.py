@@ -57,13 +57,18 @@ def test_what_is_not_known_is_said() -> None:
     assert time == (
         "Training: 3,600 steps; time and energy not estimated: some CPU is not in the catalogue of GPUs"
     )
-    assert money == "Money: not estimated, the time is not known"
+    add = "; add GPU= to plan for a GPU, as in GPU=h100-80g"
+    assert money == f"Money: not estimated, the time is not known{add}"
     budget = cost(**on_cpu, total_steps=None, total_seconds=7200.0, price="2")
     assert budget.money == (8, 8) and "2 hours; number of steps and energy not estimated" in next(
         format_cost(budget, "2")
     )
     (missing,) = [line for line in format_cost(cost(**on_cpu, price="list"), "list") if "Money" in line]
-    assert missing == "Money: not estimated, no list price for some CPU"
+    assert missing == f"Money: not estimated, no list price for some CPU{add}"
+    unpriced = dataclasses.replace(cost(), money=None, price=None)
+    assert [*format_cost(unpriced, "list")][
+        -1
+    ] == f"Money: not estimated, no list price for {unpriced.device}"
     nameless = cost(gpu=dataclasses.replace(H100, watts=None))
     assert any(
         line.startswith("Energy: not estimated, the board power") for line in format_cost(nameless, "")

@@ -140,6 +140,13 @@ def test_what_makes_no_sense_is_refused_in_one_line(text: str) -> None:
         ("h100-80g:70", "'70' is not a size of free memory; write it as 70G (decimal) or 65.2Gi"),
         ("h100-80g:85G", "85.0 GB cannot be free of 84.9 GB (79.1 GiB)"),
         ("h100-80gx0", "a machine cannot have 0 GPUs; name 1 to 1024"),
+        ("h100-80gx3,rtx3090", "one is needed, with devices of one model; name it as in GPU=h100-80gx3:20Gi"),
+        (
+            "all:20Gi",
+            "one is needed, with devices of one model; name it as in GPU=h100-80gx3:20Gi; make plan",
+        ),
+        ("allx3", "one is needed, with devices of one model; name it as in GPU=h100-80gx3:20Gi; make"),
+        ("h100-80g:70,5G", "'70,5g' is not a size of free memory"),
         ("cpu-24gb", "write cpu-24g, cpu-24g-amx or cpu-24g-avx512"),
     ],
 )

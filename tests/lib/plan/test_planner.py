@@ -14,6 +14,7 @@ import pytest
 from lib.errors import PlanError
 from lib.plan import plan
 from lib.plan.fitting import split_evenly
+from lib.plan.gpus import parse_gpu
 from lib.plan.types import Device, Hardware, Plan, fixed_plan, rank_shares
 from tests.support.configs import ROOT, hardware_names, load_hardware, make_config, make_facts
 
@@ -188,6 +189,13 @@ def test_what_a_device_cannot_do_is_refused() -> None:
     assert "7.0" in refusal("lenet5", "p100-16g", compile="manual", compile_model=True)
     assert "no bf16 instructions" in planned("lenet5", "cpu-8g", precision="bf16").reasons["precision"]
     assert planned("lenet5", "h100-80g-70g-free", precision="fp32").precision == "fp32"
+
+
+def test_it_is_said_how_a_device_was_chosen() -> None:
+    named = planned("lenet5", parse_gpu("h100-80gx3"))
+    assert "HBM3: by name (CONFIG_DEVICE_AUTO=y)" in named.reasons["device"]
+    assert named.reasons["world"] == "3 equal GPUs (CONFIG_NUM_DEVICES=0)"
+    assert "preferred to the CPU (CONFIG_DEVICE_AUTO=y)" in planned("lenet5", "a10g").reasons["device"]
 
 
 def test_a_gpu_is_denied_however_its_driver_spells_it() -> None:

@@ -15,7 +15,7 @@ from lib.plan.gpus import parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.sharding import exchanges, shares, splits_over
 from lib.plan.sizing import Candidate
-from lib.plan.strategies import format_strategies
+from lib.plan.strategy_table import format_strategies
 from lib.plan.types import Branch, Layout, ModelFacts, Plan, Weight
 from scripts import cluster
 from tests.support.configs import ROOT, load_hardware, make_config, make_facts

@@ -26,7 +26,7 @@ from lib.plan.stages import (
     stage_shares,
     stages_of,
 )
-from lib.plan.strategies import format_strategies
+from lib.plan.strategy_table import format_strategies
 from lib.plan.types import Layout, ModelFacts, Plan, StageFacts
 from tests.lib.plan.test_strategies import BLOCKS, MB, adam, config_of, facts_of
 
@@ -200,6 +200,15 @@ def test_several_pipelines_are_planned_and_share_the_batch() -> None:
     table = format_strategies(found_on("a100-40gx16", dist_strategy="pipeline"), columns=100)
     names = [line.split()[0] for line in table if line.split()[0].startswith("pipeline")]
     assert names == ["pipeline/8", "pipeline/4", "pipeline/2"]
+
+
+def test_what_each_strategy_would_need_is_a_sentence() -> None:
+    found = found_on("a100-40gx6", target_effective_batch=4)
+    verdicts = [each.verdict for each in found]
+    assert "chosen" in verdicts
+    assert verdicts[0] == (
+        "each of 6 devices needs at least a sample; set the nearest that can, CONFIG_TARGET_EFFECTIVE_BATCH=6"
+    )
 
 
 def test_a_pipeline_keeps_buffers_for_its_own_share() -> None:

@@ -18,7 +18,8 @@ from lib.plan.planner import compare_strategies
 from lib.plan.roofline import SHORT_SECONDS, StepWork, estimate_step_time
 from lib.plan.sharding import Units, shares
 from lib.plan.show import show
-from lib.plan.strategies import TIE, _verdict, format_strategies
+from lib.plan.strategies import TIE, _verdict
+from lib.plan.strategy_table import format_strategies
 from lib.plan.types import ModelFacts, Plan, Weight
 from tests.support.configs import load_hardware, make_config, make_facts
 
@@ -146,8 +147,10 @@ def test_what_is_asked_for_is_done_or_refused() -> None:
     assert decide("a100-40gx4", 0.5e9, dist_strategy="hsdp").shard == 2
     with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_DDP=y is not possible: needs"):
         decide("a100-40gx4", 6e9, dist_strategy="ddp")
-    with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_HSDP=y is not possible: not on 2 devices"):
+    with pytest.raises(PlanError, match="not on 2 devices; it is possible with 4 or 6 devices; or set"):
         decide("a100-40gx2", 0.5e9, dist_strategy="hsdp")
+    with pytest.raises(PlanError, match="not on 13 devices; it is possible with 8 or 16 devices; or set"):
+        decide("a100-40gx13", 0.5e9, dist_strategy="hsdp")
     alone = decide("a100-40g", 0.5e9, dist_strategy="fsdp")
     assert alone.strategy == "single" and "has no effect" in alone.reasons["strategy"]
     show(alone, compact := io.StringIO(), compact=True)
@@ -238,6 +241,20 @@ def test_strategies_are_shown_in_lines_and_for_programs() -> None:
     assert any(line.startswith("  hsdp/2") for line in narrow)
     assert wide[1] == "time of an optimizer step, assuming 300 GB/s each way of a link"
     assert found[3].to_json()["step_seconds_estimate"][0] > 0 and found[0].to_json()["micro_batch"] is None
+
+
+def test_what_is_impossible_for_one_reason_has_one_row() -> None:
+    facts = facts_of(1e8)
+    found = compare_strategies(config_of(), parse_gpu("tpu-v4-8"), facts, predict=adam(facts))
+    lines = list(format_strategies(found, columns=120))
+    assert sum("TPUs hold replicas only" in line for line in lines) == 1
+    assert any(line.startswith("  zero1, zero2, fsdp, hsdp/2 ") for line in lines)
+    assert lines[-1] == "(NAME/N: N devices hold one copy together; split(A,B): devices of each frozen model)"
+    for machine, last in (("a100-40gx4", "(NAME/N: "), ("a100-40gx3", "  fsdp")):
+        found = compare_strategies(config_of(), parse_gpu(machine), facts, predict=adam(facts))
+        lines = list(format_strategies(found, columns=200))
+        assert lines[-1].startswith(last), lines
+        assert sum(len(each.layout.strategy) > 0 for each in found) == sum(line[:2] == "  " for line in lines)
 
 
 def test_an_estimate_moves_what_every_micro_batch_keeps() -> None:
