@@ -38,6 +38,7 @@ MODELS: dict[str, tuple[Case, tuple[str, ...]]] = {
     "lenet5": (Case(micro_batch=5, settings={}), IMAGES),
     "resnet18": (NORMALISED, (DROPOUT, *IMAGES)),
     "resnet50": (dataclasses.replace(NORMALISED, model="resnet50"), IMAGES),
+    "airbench": (dataclasses.replace(NORMALISED, model="airbench"), IMAGES),
     "mlp": (Case(model="mlp", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     "gpt2": (Case(model="gpt2", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     "vit": (Case(model="vit", micro_batch=5, settings={}), IMAGES),
