@@ -190,7 +190,10 @@ def restore(
     config = for_one_process(requested, trained, devices=len(hardware.devices))
     found = checkpoint.load(run.checkpoints, which="best" if best else "latest", log=log)
     if found is None:
-        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint")
+        todo = "name another run by RUN= (make runs lists them)"
+        if best and run.checkpoint_steps:
+            todo = f"leave out BEST=1: the latest is of step {max(run.checkpoint_steps)}"
+        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint", todo=todo)
     data = None if needs_data else _without_data(run, config)
     data = data or open_training_data(config, root=root, log=log)
     plan = decide(config, hardware, dataclasses.replace(data.facts, train_size=None))

@@ -78,7 +78,10 @@ def test_without_a_checkpoint_the_report_says_why(runner: Runner, tmp_path: Path
         for state in run.checkpoints.glob("*/state.pt"):
             state.write_bytes(b"damaged")
     else:
+        (run.checkpoints / "best").unlink()
+        assert "leave out BEST=1: the latest is of step" in own.run("eval", "--best", status=1)
         shutil.rmtree(run.checkpoints)
+        assert "has no checkpoint; name another run by RUN=" in own.run("eval", status=1)
     own.run("report")
     page = run.report.read_text()
     assert "Confusion matrix" not in page and not run.findings.exists()
