@@ -230,7 +230,7 @@ def test_an_error_of_another_rank_is_shown_in_one_line(forking: Runner) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_is_killed_is_named(forking: Runner, rank: int) -> None:
     output = sabotaged(forking, rank=rank, deed="os.kill(os.getpid(), 9)")
-    told = f"process {rank} of 2 was ended by signal 9"
+    told = f"process {rank} of 2 was ended by signal 9 (Killed)"
     assert output.splitlines()[-1] == f"error: {told}" and "Traceback" not in output, output
     status = forking.newest().status()
     assert status.state == "failed" and (rank == 1 or status.reason == told)

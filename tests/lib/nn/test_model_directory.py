@@ -18,7 +18,9 @@ def write(file: Path, header: object) -> None:
 
 
 def test_types_are_those_of_all_files(tmp_path: Path) -> None:
-    assert stored_dtypes(tmp_path) == set()
+    for named, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
+        (tmp_path / "config.json").write_text(json.dumps(named))
+        assert stored_dtypes(tmp_path) == {dtype}  # of weights that are to come
     for name, kind in {"a": "BF16", "b": "F16"}.items():
         entry = {"dtype": kind, "shape": [1], "data_offsets": [0, 2]}
         write(tmp_path / f"{name}.safetensors", {"__metadata__": {"format": "pt"}, "weight": entry})
