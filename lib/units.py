@@ -35,6 +35,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{ending * (count != 1)}"
 
 
+def some_of(names: Sequence[str], *, most: int = 4) -> str:
+    """Format the first `most` names, and how many others there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def flop_text(flop: float) -> str:
     """Format floating-point operations as TFLOP, or in a smaller unit where they are fewer than one."""
     unit, name = next((unit for unit in ((1e12, "T"), (1e9, "G")) if flop >= unit[0]), (1e6, "M"))

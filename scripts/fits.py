@@ -84,8 +84,8 @@ class Request:
 
     def with_length(self) -> Request:
         """Return this request with the tokens that its samples have."""
-        tokens = self.inputs()["input_ids"][1] if "input_ids" in self.inputs() else 0
-        return dataclasses.replace(self, seq=tokens)
+        inputs = self.inputs()
+        return dataclasses.replace(self, seq=inputs["input_ids"][1] if "input_ids" in inputs else 0)
 
     def inputs(self) -> Any:
         """Return the shapes of one sample, with labels where the model takes them."""

@@ -42,12 +42,17 @@ def add(model: nn.Module, config: Config, spec: Spec) -> None:
     rank, alpha = config.weights.lora_rank, config.weights.lora_alpha
     assert rank and alpha
     lora.adapt(
-        model, rank=rank, alpha=alpha, dropout=config.weights.lora_dropout or 0.0,
-        targets=config.weights.lora_targets or "", train=config.weights.lora_train or "",
+        model,
+        rank=rank,
+        alpha=alpha,
+        dropout=config.weights.lora_dropout or 0.0,
+        targets=config.weights.lora_targets or "",
+        train=config.weights.lora_train or "",
         head=head_of(model, getattr(load_model(config.model), "HEAD", None)),
         trains_head=config.weights.reset_head or any(hasattr(spec, name) for name in _OF_DATA),
-        four_bit=config.weights.adapt == "qlora", seed=config.seed,
-    )  # fmt: skip
+        four_bit=config.weights.adapt == "qlora",
+        seed=config.seed,
+    )
 
 
 def settle(model: nn.Module, config: Config, device: torch.device, *, contents: bool) -> dict[str, Any]:

@@ -78,17 +78,28 @@ def make_job(
     if whole_run:
         _log_course(config, plan, data, record.log)
     return Job(
-        config=config, plan=plan, backend=backend, task=task, model=model, wrapped=wrapped,
-        forward=_forward(plan, model, wrapped), keeping=_keeping(config, plan, model),
-        reseeds=bool(data.facts.inexact), dropouts=dropouts(model),
-        optimizer=optimizer_of(config, plan, model), scaler=backend.loss_scaler(plan.precision),
+        config=config,
+        plan=plan,
+        backend=backend,
+        task=task,
+        model=model,
+        wrapped=wrapped,
+        forward=_forward(plan, model, wrapped),
+        keeping=_keeping(config, plan, model),
+        reseeds=bool(data.facts.inexact),
+        dropouts=dropouts(model),
+        optimizer=optimizer_of(config, plan, model),
+        scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, plan, model, budget := budget_of(config, **batch), record.log),
         carry=task.carry if isinstance(task, Carries) else None,
         train_loader=_train_loader(config, data, loader_config, epochs_ahead=ahead),
-        eval_loader=EvalLoader(data.dataset.test, data.dataset.spec, loader_config), budget=budget,
-        warmup_fraction=warm_up_of(config, budget, effective_batch=plan.effective_batch), record=record,
-        pipeline=pipeline, adapters=adapters,
-    )  # fmt: skip
+        eval_loader=EvalLoader(data.dataset.test, data.dataset.spec, loader_config),
+        budget=budget,
+        warmup_fraction=warm_up_of(config, budget, effective_batch=plan.effective_batch),
+        record=record,
+        pipeline=pipeline,
+        adapters=adapters,
+    )
 
 
 def _new_model(
@@ -181,15 +192,22 @@ def optimizer_of(config: Config, plan: Plan, model: nn.Module) -> torch.optim.Op
         return None if rate is None else rate * factor
 
     return make_optimizer(
-        model, name=config.optimizer, learning_rate=optim.learning_rate * factor,
-        weight_decay=optim.weight_decay, momentum=optim.momentum, nesterov=optim.nesterov,
-        adam_beta1=optim.adam_beta1, adam_beta2=optim.adam_beta2, adam_eps=optim.adam_eps,
-        adam_8bit=config.adam_8bit, layer_decay=optim.layer_decay,
+        model,
+        name=config.optimizer,
+        learning_rate=optim.learning_rate * factor,
+        weight_decay=optim.weight_decay,
+        momentum=optim.momentum,
+        nesterov=optim.nesterov,
+        adam_beta1=optim.adam_beta1,
+        adam_beta2=optim.adam_beta2,
+        adam_eps=optim.adam_eps,
+        adam_8bit=config.adam_8bit,
+        layer_decay=optim.layer_decay,
         muon_learning_rate=scaled(optim.muon_learning_rate),
         sign_learning_rate=scaled(optim.sign_learning_rate),
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
         shard_state=plan.strategy == "zero1",
-    )  # fmt: skip
+    )
 
 
 def _batch_factor(config: Config, plan: Plan) -> float:
@@ -307,11 +325,14 @@ def _loader_config(
 
         lengths = lengths_of(plan)
     return LoaderConfig(
-        device=backend.device, dtype=dtype, channels_last=plan.channels_last,
+        device=backend.device,
+        dtype=dtype,
+        channels_last=plan.channels_last,
         placement="shapes" if simulated() else placement,
         num_workers=config.num_workers or max(1, hardware.cpu_count // plan.world),
-        prefetch=config.prefetch or 1, lengths=lengths,
-    )  # fmt: skip
+        prefetch=config.prefetch or 1,
+        lengths=lengths,
+    )
 
 
 def _train_loader(
@@ -322,10 +343,16 @@ def _train_loader(
         pad = max(1, min(spec.height, spec.width) // 8)
     kind: Kind = "none" if config.augment is None or config.augment == "resized_crop" else config.augment
     return TrainLoader(
-        data.dataset.train, spec, loader_config, seed=config.seed, augment=kind, pad=pad,
-        fixed=config.trm_augment_fixed or 0, epochs_ahead=epochs_ahead,
+        data.dataset.train,
+        spec,
+        loader_config,
+        seed=config.seed,
+        augment=kind,
+        pad=pad,
+        fixed=config.trm_augment_fixed or 0,
+        epochs_ahead=epochs_ahead,
         operations=image_operations(config, spec),
-    )  # fmt: skip
+    )
 
 
 def check_run(config: Config, plan: Plan, data: TrainingData) -> None:

@@ -153,7 +153,7 @@ def self_times(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, fl
 
 
 @contextmanager
-def _moved(file: Path) -> Iterator[None]:
+def _without_marks(file: Path) -> Iterator[None]:
     """Append to `file` what is written to descriptor 2, and repeat what is no mark of a start or stop.
 
     KINETO_LOG_LEVEL has no value that leaves out these marks, whose level is USDT, and keeps errors.
@@ -221,7 +221,7 @@ def _profile(
         notes = out / "profiler.log"
         notes.write_bytes(b"")
         for name in ("step", "stop"):
-            setattr(profiler, name, _moved(notes)(getattr(profiler, name)))
+            setattr(profiler, name, _without_marks(notes)(getattr(profiler, name)))
 
     def end_step(step: int, fraction: float) -> None:  # noqa: ARG001
         profiler.step()

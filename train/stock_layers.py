@@ -17,10 +17,10 @@ from lib.nn.dropout import key_stock_dropouts
 from lib.nn.exactness import inexact_modules, recomputes_exactly
 from lib.nn.model_code import ModelCode, build_model
 from lib.plan.types import ModelFacts
+from lib.units import some_of
 
 GROUP = 2  # samples that are normalised together in the trial
 MOST_FLOP, MOST_PARAMETERS = 2e11, 2e8  # of a trial: some seconds, and 1.6 GB
-_SHOWN = 4  # layers that are named
 
 
 def with_trial(config: Config, spec: Spec, facts: ModelFacts) -> ModelFacts:
@@ -52,13 +52,8 @@ def with_trial(config: Config, spec: Spec, facts: ModelFacts) -> ModelFacts:
     done = [getattr(model, "build_note", "")]
     done += [f"{norms} batch normalisations in groups"] * bool(norms and config.norm_batch)
     done += [f"{dropped} layers of dropout by sample"] * bool(dropped)
-    done += [f"attention with dropout is not fused ({_some(unfused)})"] * bool(unfused)
+    done += [f"attention with dropout is not fused ({some_of(unfused)})"] * bool(unfused)
     return dataclasses.replace(facts, layers=", ".join(filter(None, done)), inexact=tuple(layers))
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _inputs(spec: Spec, rows: int) -> Tensor:

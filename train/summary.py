@@ -62,9 +62,12 @@ def _log_memory(job: Job, hardware: Hardware) -> None:
         job.record.log(f"{line}; predicted: {predicted}")
         return
     size = advised_micro_batch(
-        plan.micro_batch, share=plan.shares[0], norm_batch=plan.norm_batch, filled=filled,
+        plan.micro_batch,
+        share=plan.shares[0],
+        norm_batch=plan.norm_batch,
+        filled=filled,
         target=TARGET_UTIL if percent is None else percent / 100,
-    )  # fmt: skip
+    )
     if size != plan.micro_batch:
         by_hand = f"CONFIG_BATCH_SIZE={size} CONFIG_TARGET_EFFECTIVE_BATCH={plan.effective_batch}"
         line += f"; {size} at a time instead of {plan.micro_batch} would use it better at the next start"

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, pairwise
 from math import isqrt
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from lib.errors import PlanError
 from lib.plan.tables import COMPILED_PEAK_FACTOR, FREE_MEMORY_MARGIN, GPU_RESERVE_BYTES, PEAK_FACTOR
-from lib.plan.types import OWN_MEMORY, Decision, Kind, Layout, Memory, Plan, Precision
+from lib.plan.types import OWN_MEMORY, Decision, Kind, Layout, Memory, Plan, Precision, fixed_plan
 
 TURNS_PER_STAGE = 4  # stages of a pipeline then wait for less than a fifth of a step
 LARGEST_TARGET = 1_048_576  # upper end of the range of CONFIG_TARGET_EFFECTIVE_BATCH
@@ -52,10 +52,38 @@ class RefusedBatchError(PlanError):
 def step_settings(plan: Plan) -> StepSettings:
     """Return the settings of the steps of `plan`."""
     return StepSettings(
-        device=plan.device, several_devices=plan.world > 1, micro_batch=plan.micro_batch,
-        accumulates=plan.accumulation > 1, norm_batch=plan.norm_batch, precision=plan.precision,
-        channels_last=plan.channels_last, compile=plan.compile, layout=plan.layout,
-    )  # fmt: skip
+        device=plan.device,
+        several_devices=plan.world > 1,
+        micro_batch=plan.micro_batch,
+        accumulates=plan.accumulation > 1,
+        norm_batch=plan.norm_batch,
+        precision=plan.precision,
+        channels_last=plan.channels_last,
+        compile=plan.compile,
+        layout=plan.layout,
+    )
+
+
+def plan_of(step: StepSettings) -> Plan:
+    """Return a plan of such steps with the fewest micro-batches.
+
+    A third one would reuse the memory of the second.
+    """
+    own: dict[str, Any] = {}
+    if step.layout is not None and step.layout.replica.strategy != "single":
+        own = {"strategy": step.layout.strategy, "branch_devices": step.layout.branch_devices}
+    return fixed_plan(
+        "estimated",
+        device=step.device,
+        world=1 + step.several_devices,
+        micro_batch=step.micro_batch,
+        accumulation=1 + step.accumulates,
+        norm_batch=step.norm_batch,
+        precision=step.precision,
+        channels_last=step.channels_last,
+        compile=step.compile,  # MemoryTraces asks for steps that are not, and the planner adds a share
+        **own,
+    )
 
 
 # Keys of a prediction for work: FLOP and launches of kernels of a micro-batch, and launches of the update.

@@ -375,10 +375,9 @@ def fixed_plan(reason: str, *, micro_batch: int, accumulation: int = 1, **fields
     effective = micro_batch * accumulation * world
     batch = {"micro_batch": micro_batch, "accumulation": accumulation, "last_micro_batch": micro_batch}
     batch |= {"effective_batch": effective, "target": effective, "norm_batch": 0}
-    layout = {"world": 1, "strategy": "ddp" if world > 1 else "single", "shard": 1}
-    branches: dict[str, Any] = {"branch_devices": ()}
+    layout = {"world": 1, "strategy": "ddp" if world > 1 else "single", "shard": 1, "branch_devices": ()}
     numerics = {"device": "cpu", "precision": "fp32", "channels_last": False, "compile": False}
-    fields = {**batch, **layout, **branches, **numerics, "memory": None, **fields}
+    fields = {**batch, **layout, **numerics, "memory": None, **fields}
     return Plan(**fields, reasons=dict.fromkeys(fields, reason))
 
 
@@ -397,4 +396,5 @@ def grows_with_devices(config: ConfigView) -> str:
         return "CONFIG_ELASTIC_SCALE_BATCH=y"
     if config.hyper_param == "auto":
         return "CONFIG_BATCH_TABLE_STRICT=y" if config.batch_table_strict else ""
-    return f"CONFIG_GRADIENT_ACCUMULATION={by_hand}" if (by_hand := config.gradient_accumulation) else ""
+    by_hand = config.gradient_accumulation
+    return f"CONFIG_GRADIENT_ACCUMULATION={by_hand}" if by_hand else ""

@@ -113,7 +113,7 @@ def choose_workers(estimate: HostMemoryEstimate, *, jobs: int | None, runs: int)
     free = bytes_text(hardware.devices[0].free_bytes)
     parts = [
         *([f"JOBS={jobs}"] if jobs else []),
-        f"{counted(hardware.cpu_count, 'CPU')}",
+        counted(hardware.cpu_count, "CPU"),
         f"a run needs {bytes_text(run_bytes)} ({estimate.why})",
         f"{bytes_text(usable_bytes)} of {free} free are usable",
     ]

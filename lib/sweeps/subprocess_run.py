@@ -132,7 +132,7 @@ class Children:
             # A terminal sends SIGINT to the children, too, and a second one would end them at once.
             self._stop(signal.Signals(number).name)
             with contextlib.suppress(OSError):  # a stream may be in the middle of a write
-                os.write(2, b"\nstopping: what runs saves and exits; Ctrl-C again kills it\n")
+                os.write(2, b"\nstopping: runs in progress save and exit; Ctrl-C again kills them\n")
         elif number == signal.SIGINT:
             self._send(signal.SIGKILL)
             raise KeyboardInterrupt

@@ -12,6 +12,7 @@ from lib.errors import ConfigError
 from lib.nn.dropout import Dropout
 from lib.nn.model_directory import HOST
 from lib.nn.packages import import_extra
+from lib.units import some_of
 
 # Torch notes once which functions make tensors. Done while transformers replaces some, it would never again
 # find torch.linspace, and models of this process on the meta device would have tensors in memory.
@@ -94,7 +95,7 @@ def loaded(
         todo = "give the weights of this config.json, and data of the model's own image size or vocabulary"
         raise ConfigError(f"the weights in {folder} do not fit", why=", ".join(faults), todo=todo)
     named = ("new", new), ("not used", unused)
-    texts = (f"; {which}: {', '.join(names)}" for which, names in named if names)
+    texts = (f"; {which}: {some_of(names)}" for which, names in named if names)
     vars(model)["differing"] = "".join(texts)
     return model
 

@@ -25,10 +25,10 @@ from lib.config import Config, config_from_values
 from lib.devices.probe import probe
 from lib.errors import ConfigError, run_main
 from lib.memory.simulation import replaced
-from lib.plan.fitting import StepSettings
+from lib.plan.fitting import StepSettings, plan_of
 from lib.plan.types import Plan, Precision
 from train.planning import memory_estimate
-from train.planning.memory_estimate import plan_of, trace_memory
+from train.planning.memory_estimate import trace_memory
 from train.training_data import TrainingData, open_training_data
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lib.units import counted, flop_text, range_text, seconds_text
+from lib.units import counted, flop_text, range_text, seconds_text, some_of
 
 
 def test_one_of_something_is_singular() -> None:
@@ -52,3 +52,9 @@ def test_operations_have_a_unit(flop: float, text: str) -> None:
 
 def test_what_is_below_the_least_has_no_figures() -> None:
     assert range_text(0.001, 0.02, least=0.01) == "up to 0.02"
+
+
+def test_of_many_names_the_first_are_shown() -> None:
+    names = ["a", "b", "c", "d", "e", "f"]
+    assert [some_of(names[:count]) for count in (0, 1, 4)] == ["", "a", "a, b, c, d"]
+    assert some_of(names) == "a, b, c, d and 2 more" and some_of(names, most=1) == "a and 5 more"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.runner import TINY, Runner
-from train.profiling import _moved, self_times, summarize, union
+from train.profiling import _without_marks, self_times, summarize, union
 
 Event = dict[str, Any]
 
@@ -157,7 +157,7 @@ def test_what_is_no_mark_of_the_profiler_is_repeated(
 ) -> None:
     file = tmp_path / "log"
     file.write_text("before\n")
-    with pytest.raises(ValueError, match="inside"), _moved(file):
+    with pytest.raises(ValueError, match="inside"), _without_marks(file):
         os.write(2, b"USDT:2026-01-01 Handler.cpp:52] profiler_start\nERROR: no counters\n")
         raise ValueError("inside")
     assert capfd.readouterr().err == "ERROR: no counters\n"

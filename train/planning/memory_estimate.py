@@ -23,9 +23,9 @@ from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
-from lib.plan.fitting import GAPS, WORK, MemoryEstimator, Parts, RefusedBatchError, StepSettings
+from lib.plan.fitting import GAPS, WORK, MemoryEstimator, Parts, RefusedBatchError, StepSettings, plan_of
 from lib.plan.placement import place
-from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, fixed_plan
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan
 from train import loop
 from train.build import check_run, make_job, placement_of
 from train.job import Job, Progress, evaluation_sums, warm_up_text
@@ -372,19 +372,9 @@ def with_gaps(
 
 def fullest(traces: Sequence[Trace], device: Kind) -> Trace:
     """Return the trace of the device that needs most: fragmentation can outweigh a higher live peak."""
-    needs = functools.partial(with_gaps, device=device)
-    return traces[0] if len(traces) == 1 else max(traces, key=lambda trace: sum(needs(trace).values()))
-
-
-def plan_of(step: StepSettings) -> Plan:
-    """Return a plan with as few micro-batches as possible: a third one reuses the memory of the second."""
-    own: dict[str, Any] = {}
-    if step.layout is not None and step.layout.replica.strategy != "single":
-        own = {"strategy": step.layout.strategy, "branch_devices": step.layout.branch_devices}
-    for name in ("device", "micro_batch", "norm_batch", "precision", "channels_last", "compile"):
-        own[name] = getattr(step, name)  # MemoryTraces asks for steps that are not compiled
-    counts = {"world": 1 + step.several_devices, "accumulation": 1 + step.accumulates}
-    return fixed_plan("estimated", **counts, **own)
+    if len(traces) == 1:
+        return traces[0]
+    return max(traces, key=lambda trace: sum(with_gaps(trace, device).values()))
 
 
 def _resident(config: Config, plan: Plan, data: TrainingData, hardware: Hardware) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ from lib.memory import fake_mode
 from lib.memory.allocator import LARGE_SEGMENT, MIB
 from lib.memory.live import LiveBytes, Trace
 from lib.nn import linear_cross_entropy
-from lib.plan.fitting import GAPS, StepSettings
+from lib.plan.fitting import GAPS, StepSettings, plan_of
 from lib.plan.types import Kind, Layout, Plan
 from tests.support.configs import load_hardware
 from tests.support.datasets import looked
@@ -30,7 +30,6 @@ from train.planning.memory_estimate import (
     MemoryTraces,
     affine,
     fullest,
-    plan_of,
     trace_memory,
     with_gaps,
 )
