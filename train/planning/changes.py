@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -13,21 +15,25 @@ import torch
 from lib.config import Config
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import CHOICES, Recompute
+from lib.plan.fitting import predicted, step_settings
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import place
 from lib.plan.sharding import DEVICES_PER_NODE
-from lib.plan.types import OWN_MEMORY, Hardware, Memory, Precision
+from lib.plan.types import OWN_MEMORY, Hardware, Memory, Plan, Precision
 from lib.units import bytes_text
-from train.training_data import TrainingData, built
+from train.planning.memory_estimate import MemoryTraces
+from train.training_data import TrainingData, built, describe_training_data, make_training_data
 
 _OTHER = " (not the same mathematics)"
 _LORA: dict[str, Any] = {
     "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_targets": "all-linear", "lora_train": "",
     "freeze": None,
 }  # fmt: skip
+LEAST_SHARE = 0.95  # of the memory; a change that leaves more is not worth a line
 _SHORTEST = 128  # tokens of a sequence, below which none is offered
 WEIGHTS = ("parameters",)
 STATE = (*WEIGHTS, "optimizer")
+_OF_UPDATE = ("optimizer", "update")
 Subject = TypeVar("Subject")
 Found = TypeVar("Found")
 
@@ -35,7 +41,8 @@ Found = TypeVar("Found")
 class Edit(NamedTuple, Generic[Subject]):
     """A change of one setting, as a user writes it, and how it is made.
 
-    keeps: kinds of memory that it leaves as they are. devices: factor of their number.
+    keeps: kinds of memory that it leaves as they are. devices: factor of their number. only: categories of
+    memory that it changes, () for more than can be named.
     """
 
     name: str
@@ -43,13 +50,14 @@ class Edit(NamedTuple, Generic[Subject]):
     keeps: tuple[str, ...] = ()
     is_exact: bool = True  # it does not change the mathematics
     devices: int = 1
+    only: tuple[str, ...] = ()
 
 
 class Change(NamedTuple, Generic[Subject]):
     """One or more edits, and what they make of the subject.
 
     beyond: name of the change that this one goes beyond, or "": it is of use where that one does not suffice.
-    keeps: kinds of memory that it leaves as that one has them.
+    keeps: kinds of memory that it leaves as that one has them. only: that of a single edit.
     """
 
     name: str
@@ -57,6 +65,7 @@ class Change(NamedTuple, Generic[Subject]):
     devices: int = 1
     keeps: tuple[str, ...] = ()
     beyond: str = ""
+    only: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, subject: Subject, edits: Sequence[Edit[Subject]], beyond: str = "") -> Change[Subject]:
@@ -68,7 +77,8 @@ class Change(NamedTuple, Generic[Subject]):
         kept = [edit.keeps for edit in (edits[-1:] if beyond else edits)]
         keeps = tuple(kind for kind in STATE if all(kind in each for each in kept))
         name += "" if all(edit.is_exact for edit in edits) else _OTHER
-        return cls(name, subject, math.prod(edit.devices for edit in edits), keeps, beyond)
+        only = edits[0].only if len(edits) == 1 else ()
+        return cls(name, subject, math.prod(edit.devices for edit in edits), keeps, beyond, only)
 
 
 def together(
@@ -200,9 +210,44 @@ def _edits(config: Config, hardware: Hardware, precision: Precision) -> Iterator
         yield _edit("CONFIG_ADAPT_LORA=y", is_exact=False, adapt="lora", **_LORA)
     if config.optimizer != "sgd":
         own: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "nesterov": False, "adam_8bit": False}
-        yield _edit("CONFIG_OPTIMIZER_SGD=y", WEIGHTS, is_exact=False, **own)
+        yield _edit("CONFIG_OPTIMIZER_SGD=y", WEIGHTS, is_exact=False, only=_OF_UPDATE, **own)
     if config.optim.ema:
-        yield _edit("CONFIG_EMA=n", STATE, is_exact=False, ema=False)
+        yield _edit("CONFIG_EMA=n", STATE, is_exact=False, only=("averages", "update"), ema=False)
+
+
+def smaller_peaks(
+    known: MemoryTraces, config: Config, data: TrainingData, hardware: Hardware, decided: Plan
+) -> Iterator[str]:
+    """Yield the peak after each single change of the configuration, at the same micro-batch, or why none.
+
+    known: traces of `config`. What they show to change little is not traced.
+    """
+    assert decided.memory is not None, "what was not predicted is not known to be short"
+    step, now = step_settings(decided), decided.memory.peak_bytes
+    for change in changes(config, hardware, precision=step.precision):
+        only, changed = change.only, change.subject
+        if only and known.least_peak(step, hardware, without=only) >= LEAST_SHARE * now:
+            continue
+        precision = step.precision if changed.precision == "auto" else changed.precision
+        other = dataclasses.replace(step, precision=precision)
+        try:
+            traces = MemoryTraces(changed, data_for(changed, data, config))
+            peak = predicted(other, traces.predictor(hardware, gaps=False), free_bytes=0).peak_bytes
+        except ConfigError as error:  # a model whose blocks cannot be recomputed in that way, for one
+            yield f"not tried: {error}"
+            continue
+        if peak < LEAST_SHARE * now:
+            yield f"{change.name}: {bytes_text(peak)} of tensors at the peak instead of {bytes_text(now)}"
+
+
+def data_for(
+    changed: Config, data: TrainingData, config: Config, *, root: Path | None = None
+) -> TrainingData:
+    """Return `data` of `config` for the `changed` one, which differs in `further_changes`."""
+    if changed.block_size != config.block_size:
+        assert root is not None
+        return describe_training_data(changed, root=root, log=lambda _: None)
+    return data if changed.weights == config.weights else make_training_data(changed, data.dataset)
 
 
 def most_recomputed(config: Config, data: TrainingData) -> Recompute:
@@ -214,11 +259,18 @@ def most_recomputed(config: Config, data: TrainingData) -> Recompute:
     return "none"
 
 
-def _edit(name: str, keeps: tuple[str, ...] = (), *, is_exact: bool = True, **values: Any) -> Edit[Config]:
-    return Edit(name, lambda config: config.replace(**values), keeps, is_exact)
+def _edit(
+    name: str,
+    keeps: tuple[str, ...] = (),
+    *,
+    is_exact: bool = True,
+    only: tuple[str, ...] = (),
+    **values: Any,
+) -> Edit[Config]:
+    return Edit(name, lambda config: config.replace(**values), keeps, is_exact, only=only)
 
 
-_ADAM_8BIT = _edit("CONFIG_ADAM_8BIT=y", WEIGHTS, is_exact=False, adam_8bit=True)
+_ADAM_8BIT = _edit("CONFIG_ADAM_8BIT=y", WEIGHTS, is_exact=False, only=_OF_UPDATE, adam_8bit=True)
 
 
 def _checkpoint(kind: str) -> Edit[Config]:

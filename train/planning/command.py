@@ -18,10 +18,10 @@ from lib.config import Config, config_from_values
 from lib.devices.host import allocator_setting, allocator_text
 from lib.devices.probe import probe
 from lib.distributed.rendezvous import rendezvous_of
-from lib.errors import ConfigError, PlanError
+from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.plan.cost import LIST, NOT_COUNTED, Cost, cost_of, format_cost, format_training, money_text, price_of
-from lib.plan.fitting import NoRoomError, predicted, step_settings
+from lib.plan.fitting import NoRoomError, step_settings
 from lib.plan.gpus import machine_names, parse_gpu
 from lib.plan.placement import STEP_COMPILER, by_requested_backend, of_all_nodes, place
 from lib.plan.planner import compare_strategies
@@ -31,18 +31,25 @@ from lib.plan.sizing import Candidate
 from lib.plan.strategy_table import format_strategies
 from lib.plan.types import STATIC_SHAPES, Hardware, Memory, Plan
 from lib.tiers import with_tier
-from lib.units import aligned, bytes_text, columns, flop_text, range_text
+from lib.units import aligned, columns, flop_text, range_text
 from train.adapters import without_files
 from train.base_run import base_of
 from train.initial_weights import check_weights, initial_weights
 from train.job import budget_of, warm_up_text
 from train.padding import format_padding
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
-from train.planning.changes import Change, attempts, changes, further_changes, most_recomputed
+from train.planning.changes import (
+    Change,
+    attempts,
+    data_for,
+    further_changes,
+    most_recomputed,
+    smaller_peaks,
+)
 from train.planning.memory_estimate import Launches, MemoryTraces
 from train.planning.step_estimate import gpu_of_hardware, step_flop_of, step_time_of
 from train.record import log
-from train.training_data import TrainingData, describe_training_data, make_training_data
+from train.training_data import TrainingData, describe_training_data
 
 UNBOUNDED = 10**6  # columns if the output is no terminal
 UNMEASURED = (
@@ -171,8 +178,8 @@ def look_ahead(
 ) -> Outlook:
     """Return the plan of `config` on `hardware`, and its consequences.
 
-    measured: a measurement made there. alternatives: also try changes that need less memory, which
-    doubles the time. price: value of PRICE=.
+    measured: a measurement made there. alternatives: where memory is short also try changes that need less,
+    which doubles the time. price: value of PRICE=.
     """
     hardware = by_requested_backend(hardware, device=config.device)
     config, hardware = _on_all_nodes(config, hardware)
@@ -186,7 +193,7 @@ def look_ahead(
     budget = budget_of(config, train_size=size, effective_batch=decided.effective_batch)
     step_time = None if gpu is None else step_time_of(decided, found, data, gpu, per_node=hardware.per_node)
     step_flop = step_flop_of(decided, found, data.facts)
-    return Outlook(
+    outlook = Outlook(
         plan=decided,
         steps_per_epoch=size / decided.effective_batch,
         warm_up=warm_up_text(config, train_size=size, effective_batch=decided.effective_batch),
@@ -203,11 +210,15 @@ def look_ahead(
             price=price,
         ),
         gpu_origin=None if gpu is None else gpu.origin,
-        alternatives=tuple(_alternatives(config, data, hardware, decided)) if alternatives else (),
+        alternatives=(),
         strategies=compare_strategies(config, hardware, data.facts, **options) if several else (),
         method="measured" if measured is not None else methods.get(config.auto_method, "predicted"),
         measured=measured.made if measured is not None else None,
     )
+    if not (alternatives and is_short_of_memory(outlook)):
+        return outlook
+    smaller = smaller_peaks(memory_traces, config, data, hardware, decided)
+    return dataclasses.replace(outlook, alternatives=tuple(smaller))
 
 
 def _on_all_nodes(config: Config, hardware: Hardware) -> tuple[Config, Hardware]:
@@ -219,24 +230,6 @@ def _on_all_nodes(config: Config, hardware: Hardware) -> tuple[Config, Hardware]
     each = place(config, hardware).world.value
     joined = of_all_nodes(hardware, processes=each, world=each * rendezvous.min_nodes)
     return config.replace(num_devices=each * rendezvous.min_nodes), joined
-
-
-def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decided: Plan) -> Iterator[str]:
-    """Yield the peak after each single change of the configuration, at the same micro-batch, or why none."""
-    if decided.memory is None:
-        return
-    step, now = step_settings(decided), decided.memory.peak_bytes
-    for name, changed, *_ in changes(config, hardware, precision=step.precision):
-        precision = step.precision if changed.precision == "auto" else changed.precision
-        other = dataclasses.replace(step, precision=precision)
-        try:
-            traces = MemoryTraces(changed, _data_for(changed, data, config))
-            peak = predicted(other, traces.predictor(hardware, gaps=False), free_bytes=0).peak_bytes
-        except ConfigError as error:  # a model whose blocks cannot be recomputed in that way, for one
-            yield f"not tried: {error}"
-            continue
-        if peak < 0.98 * now:
-            yield f"{name}: {bytes_text(peak)} of tensors at the peak instead of {bytes_text(now)}"
 
 
 def what_would_fit(
@@ -253,7 +246,7 @@ def what_would_fit(
         nonlocal traces
         changed = change.subject
         if traces is None or traces[0] != changed:
-            own = _data_for(changed, data, config, root=root)
+            own = data_for(changed, data, config, root=root)
             traces = changed, own, MemoryTraces(changed, own)
         machine = dataclasses.replace(hardware, devices=hardware.devices * change.devices)
         try:
@@ -267,16 +260,6 @@ def what_would_fit(
 
     for name, found in attempts(further_changes(config, hardware, **options), error.memory, attempt):
         yield name + (found or "")
-
-
-def _data_for(
-    changed: Config, data: TrainingData, config: Config, *, root: Path | None = None
-) -> TrainingData:
-    """Return `data` of `config` for the `changed` one, which differs in `further_changes`."""
-    if changed.block_size != config.block_size:
-        assert root is not None
-        return describe_training_data(changed, root=root, log=lambda _: None)
-    return data if changed.weights == config.weights else make_training_data(changed, data.dataset)
 
 
 def _lines(outlook: Outlook) -> Iterator[str]:
@@ -293,12 +276,12 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     if outlook.plan.device == "cuda":
         yield allocator_text()
     yield _methods(outlook)
-    if outlook.alternatives and _is_short_of_memory(outlook):
+    if outlook.alternatives:
         yield "Changes that need less memory:"
         yield from (f"  {line}" for line in outlook.alternatives)
 
 
-def _is_short_of_memory(outlook: Outlook) -> bool:
+def is_short_of_memory(outlook: Outlook) -> bool:
     """True if more than half is used, or if it limits the micro-batch: on CPUs a larger one is no faster."""
     decided, memory = outlook.plan, outlook.plan.memory
     limited = outlook.method != "manual" and decided.accumulation > 1 and decided.device != "cpu"

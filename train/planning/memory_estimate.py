@@ -36,6 +36,7 @@ from train.training_data import TrainingData, stored_units
 _SAVED = ("parameters", "optimizer", "averages")
 _Key: TypeAlias = tuple[StepSettings, str]  # and the placement of the data
 BEYOND = 1.1  # of the largest traced size, to which the line through smaller ones is believed
+_ALONE = Layout(strategy="single", world=1, shard=1)
 _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
@@ -76,6 +77,7 @@ class MemoryTraces:
         self._traced: dict[_Key, dict[int, MemoryTrace]] = {}  # by the mode with a micro-batch of 1, by size
         self._lines: dict[_Key, tuple[int, int]] = {}  # sizes that the believed line goes through
         self._parts: dict[tuple[Any, ...], dict[str, int]] = {}
+        self._units = functools.cache(functools.partial(stored_units, data, config))
 
     def of(self, step: StepSettings, hardware: Hardware) -> MemoryTrace:
         """Return the traces of `step`. hardware: matters only for data kept on the device.
@@ -124,23 +126,34 @@ class MemoryTraces:
         known[size] = found
         return found
 
+    def least_peak(self, step: StepSettings, hardware: Hardware, *, without: Sequence[str]) -> int:
+        """Return bytes of tensors at the peak of `step` if those of the categories `without` took none.
+
+        Whatever changes nothing else needs at least that much.
+        """
+        nothing = dict.fromkeys(without, 0.0)
+        return sum(self.of(step, hardware).trace.at_peak({**self._shares(step), **nothing}).values())
+
+    def _shares(self, step: StepSettings) -> Mapping[str, float]:
+        """Return the share of each category of memory that the fullest process holds; 1 where not listed."""
+        layout, facts = step.layout or _ALONE, self._training_data.facts
+        if layout.strategy == "pipeline":
+            from lib.plan.stages import stage_shares
+
+            return stage_shares(facts, layout)
+        if layout.world > 1 and facts.units is not None:
+            from lib.plan.sharding import shares
+
+            return shares(self._units(step.precision), layout)
+        return {}
+
     def predictor(self, hardware: Hardware, *, gaps: bool = True) -> MemoryEstimator:
         """Return a predictor of the memory of an optimizer step on `hardware`, without a device."""
         facts, config = self._training_data.facts, self._config
-        units = functools.cache(functools.partial(stored_units, self._training_data, config))
 
         @functools.cache  # parallelism strategies ask again for the plan's own
         def predict(step: StepSettings) -> Parts:
-            layout = step.layout or Layout(strategy="single", world=1, shard=1)
-            factors: Mapping[str, float] = {}
-            if layout.strategy == "pipeline":
-                from lib.plan.stages import stage_shares
-
-                factors = stage_shares(facts, layout)
-            elif layout.world > 1 and facts.units is not None:
-                from lib.plan.sharding import shares
-
-                factors = shares(units(step.precision), layout)
+            layout, factors = step.layout or _ALONE, self._shares(step)
             key = self._key(step, hardware)
             found = self._of(key, hardware)
             trace = found.trace

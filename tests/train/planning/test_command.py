@@ -22,11 +22,11 @@ from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
 from lib.plan.types import Hardware, Memory
 from lib.units import bytes_text
+from tests.support.outlooks import BATCH, outlook, short_of_memory
 from tests.support.tokens import BLOCK, cycle, text_data
 from tests.support.training import random_data, small_config
 from train.planning.changes import _LORA, further_changes
 from train.planning.command import (
-    Outlook,
     _compare,
     _lines,
     _on_all_nodes,
@@ -38,23 +38,7 @@ from train.planning.command import (
 from train.planning.memory_estimate import MemoryTraces
 from train.training_data import TrainingData, make_training_data
 
-BATCH = 64
-
-
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def outlook(gpu: str, micro_batch: int, **changes: object) -> Outlook:
-    config = small_config(
-        hyper_param="manual",
-        batch_size=micro_batch,
-        gradient_accumulation=0,
-        target_effective_batch=BATCH,
-        data_placement="stream",
-        **changes,
-    )
-    data = random_data(config, shape=(1, 28, 28), train_size=640)
-    return look_ahead(config, data, parse_gpu(gpu), MemoryTraces(config, data))
 
 
 @pytest.mark.slow
@@ -95,7 +79,7 @@ def test_the_table_of_strategies_has_the_time_of_the_step(monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "advised"), [("p100-16g", False), ("rtx3060-12g", True)])
 def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None:
-    found = outlook(gpu, BATCH, precision="fp32", optimizer="adamw")
+    found = short_of_memory(gpu, BATCH, precision="fp32", optimizer="adamw")
     assert any("PRECISION_BF16" in line for line in found.alternatives) == advised
     assert any("OPTIMIZER_SGD" in line for line in found.alternatives)
     (told,) = [line for line in _lines(found) if "figures of the device" in line]
@@ -178,7 +162,7 @@ def test_what_would_fit_combines_changes(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("train.planning.command.look_ahead", planned)
     monkeypatch.setattr("train.planning.command.most_recomputed", lambda *_: "blocks")
-    monkeypatch.setattr("train.planning.command._data_for", lambda *_, **__: None)
+    monkeypatch.setattr("train.planning.command.data_for", lambda *_, **__: None)
     machine, data = parse_gpu("rtx3090"), text_data(config)
     error = NoRoomError("none", why="none", todo="none", step=step, memory=memory_of(config, machine))
     *found, last = what_would_fit(config, data, machine, error, root=ROOT)
@@ -227,7 +211,7 @@ def test_a_change_that_the_model_refuses_is_told_with_the_reason(monkeypatch: py
         return False
 
     monkeypatch.setattr("train.training_data.configure_recomputation", refuse)
-    lines = outlook("h100-80g", BATCH, optimizer="adamw").alternatives
+    lines = short_of_memory("h100-80g", BATCH, optimizer="adamw").alternatives
     why = "is not possible; choose another"
     assert lines[:2] == (f"not tried: blocks {why}", f"not tried: all {why}")
     assert any(line.startswith("CONFIG_OPTIMIZER_SGD=y") for line in lines[2:])
