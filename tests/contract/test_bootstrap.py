@@ -159,6 +159,7 @@ def test_a_torch_out_of_reach_is_an_error_with_both_ways_out(bootstrap: Bootstra
     assert not bootstrap.venv.exists()
 
 
+@pytest.mark.slow
 def test_interrupted_at_install_starts_again(bootstrap: Bootstrap) -> None:
     bootstrap.has("pip-breaks")
     assert bootstrap().returncode != 0

@@ -81,6 +81,7 @@ def test_a_missing_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(gradient_leaks(model, spec)) == everywhere
 
 
+@pytest.mark.slow
 def test_a_mask_that_lets_one_token_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(q: Tensor, k: Tensor, v: Tensor, _: Tensor | None) -> Tensor:
         seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(1)

@@ -189,6 +189,7 @@ def test_a_shipped_configuration_takes_no_presets(make: Make) -> None:
     assert "KCONFIG_ALLCONFIG is not used by make defconfig" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value", ["a b", "it's", 'say "so"', "x#y", r"back\slash", "$HOME", "(a;b)&|<>*?", "end ", "ü"]
 )
@@ -250,6 +251,7 @@ def test_a_goal_that_is_no_target_is_told_without_an_environment(tmp_path: Path)
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None:
     runs = ["-m", "train", "--runs", f"{tmp_path}/runs"]
     out = f"O={tmp_path}"
@@ -259,6 +261,7 @@ def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None
     assert make("eval", out).calls == [[*runs, "eval"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["sweep SWEEP=a", "ab A=a B=b", "runs", "tag TAG=a", "plots", "curve"])
 def test_what_reads_or_writes_runs_obeys_the_output_directory(make: Make, tmp_path: Path, words: str) -> None:
     (call,) = make(*words.split(), f"O={tmp_path}").calls
@@ -302,6 +305,7 @@ def test_verbose_shows_the_command(make: Make) -> None:
     assert make("list-defconfigs", "V=1").environments[0]["KCONFIG_MAKE_VARIABLES"].split().count("V") == 1
 
 
+@pytest.mark.slow
 def test_verbose_shows_the_whole_plan(make: Make, tmp_path: Path) -> None:
     (tmp_path / ".config").touch()
     for target in ("train", "resume", "rerun", "train-lenet5"):

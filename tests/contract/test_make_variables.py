@@ -273,6 +273,7 @@ def test_make_outside_the_source_tree_says_so(tmp_path: Path) -> None:
     assert "make works in the source tree: make -C DIRECTORY" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_of_several_goals_may_use_a_variable(make: Make, tmp_path: Path) -> None:
     (tmp_path / ".config").touch()
     done = make("train", "eval", "RUN=a", "CONFIG_SEED=7", f"O={tmp_path}")

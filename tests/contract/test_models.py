@@ -183,6 +183,7 @@ def test_weights_are_a_function_of_the_seed_alone(name: str) -> None:
     assert any(not torch.equal(tensor, other[key]) for key, tensor in first.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_state_dict_round_trip(name: str) -> None:
     (model, spec), (other, _) = tiny(name, seed=1), tiny(name, seed=2)

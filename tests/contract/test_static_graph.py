@@ -62,6 +62,7 @@ def test_others_do_not_settle() -> None:
     assert not isinstance(job_of("lenet5").model, IteratesToConvergence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in DEFCONFIGS],

@@ -51,6 +51,7 @@ def test_every_target_has_a_row_and_every_row_a_rule() -> None:
     assert ruleless(rules, [*rows, Row("no-rule", {}, "")]) == {"no-rule"}
 
 
+@pytest.mark.slow
 def test_every_variable_of_the_table_is_read() -> None:
     code = "\n".join(re.sub(r"^\s*#.*", "", path.read_text(), flags=re.M) for path in READERS)
     assert unread(table(), code) == set()

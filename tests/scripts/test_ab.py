@@ -77,6 +77,7 @@ def run_ab(
     assert ab.main() == 0
 
 
+@pytest.mark.slow
 def test_a_clear_difference_ends_at_the_first_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_clear_difference_ends_at_the_first_look(
     assert "over samples: +- 0.012 at most, from 4000 evaluation samples" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [0.0, 0.01])
 def test_identical_means_that_the_losses_are_equal_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], loss: float
@@ -182,6 +184,7 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
         run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3")
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_and_no_verdict_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +247,7 @@ def done_run(runs: Path, run: Run, *, state: Any = "done") -> None:
     found.set_status(state, step=2, accuracy=0.5, loss=0.3, part="test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "named"),
     [("", "make train"), ("sweeps/study/{}", "sweeps/study"), ("ab/{}", "ab"), ("more/{}", "more")],
@@ -270,6 +274,7 @@ def test_runs_of_other_commands_are_reused_and_count_as_looks(
     assert "10 of 10 runs are there\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_that_are_not_done_are_not_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,6 +288,7 @@ def test_runs_that_are_not_done_are_not_reused(
     assert "1 of 6 runs is there, some from make train" in printed and "count as looks" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 9])
 def test_a_metric_that_an_earlier_run_does_not_report_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -91,6 +91,7 @@ def test_seeds_that_chose_the_best_point_do_not_confirm_it(
             run_sweep(tmp_path, monkeypatch, *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confirm", [False, True])
 def test_a_sweep_uses_runs_of_other_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, confirm: bool

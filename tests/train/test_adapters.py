@@ -82,6 +82,7 @@ def started(folder: Path, config: Config, *, seed: int = 2) -> tuple[nn.Module, 
     return model, said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["", "backbone.position backbone.norm.bias"])
 def test_adapters_are_continued_on_their_base(tmp_path: Path, train: str) -> None:
     config = lm(lora_train=train)

@@ -254,6 +254,7 @@ def test_epochs_count_what_is_trained_on() -> None:
     assert job.budget == Budget(total_steps=5, total_seconds=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requested", ["resident", "stream", "auto"])
 def test_where_the_data_are_kept_is_told_and_changes_no_bit(requested: str) -> None:
     job = job_of("lenet5", norm_batch=0, data_placement=requested, num_workers=2, prefetch=2)

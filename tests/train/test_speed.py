@@ -96,6 +96,7 @@ class CountsTokens(Wrapped):
         return super().training(forward, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [3, 8], ids=["part of an epoch", "two epochs"])
 @pytest.mark.parametrize("bucketed", [False, True])
 def test_tokens_per_second_are_those_without_padding(bucketed: bool, steps: int) -> None:

@@ -138,6 +138,7 @@ def test_a_sample_changes_with_seed_and_epoch(options: dict[str, Any]) -> None:
     assert not torch.equal(applied(raw, made(**options))[0], applied(raw, made(**options), seed=2)[0])
 
 
+@pytest.mark.slow
 @EVERY
 def test_padding_repeats_a_sample_and_has_no_weight(options: dict[str, Any]) -> None:
     request: dict[str, Any] = {"step": 0, "target": 7, "sizes": (4, 3)}

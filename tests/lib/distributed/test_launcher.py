@@ -251,6 +251,7 @@ Stuck(pathlib.Path(sys.argv[1]), world=2).run([])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_supervisor_that_waits_for_other_machines_can_be_interrupted(
     joining: Path, number: signal.Signals

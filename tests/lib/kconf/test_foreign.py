@@ -46,6 +46,7 @@ def test_what_is_off_and_unknown_is_a_notice(kconf_project, kconf, monkeypatch, 
     assert arguments[0] == "checkconfig" or "CONFIG_DEBUG=y\n" in (kconf_project / ".config").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["checkconfig"], ["olddefconfig"], ["setconfig", "NUM_EPOCHS=3"], ["savedefconfig", "out"]]
 )

@@ -50,6 +50,7 @@ def of_torch() -> FakeTensorMode:
     return mode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "precision"),
     [

@@ -207,6 +207,7 @@ def temporaries_of_update(layout: Layout) -> int:
     return max(itertools.accumulate(size for number, size in trace.events if number in own))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "fsdp", "hsdp"])
 def test_temporaries_of_the_update_are_sharded_as_its_state_is(strategy: str) -> None:
     """Both are of the parts of the rank: what a rank does not update, it has no temporaries for."""

@@ -294,6 +294,7 @@ def test_machines_whose_time_or_money_is_not_known_come_last() -> None:
     assert _rank(priced, "list") < _rank(known, "list") < _rank(timeless, "list")
 
 
+@pytest.mark.slow
 def test_the_choice_of_a_strategy_and_the_headline_have_the_same_time() -> None:
     """Both count kernel launches, by which small models are bound."""
     found = outlook("h100-80gx2", 8)

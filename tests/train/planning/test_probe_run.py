@@ -82,6 +82,7 @@ def test_what_ends_a_trial_is_told(told: dict[str, Any], error: Exception, statu
     assert accumulate.call_count == 1, "a trial is not made smaller"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_allocator_that_looked_for_room_again_is_out_of_memory(told: dict[str, Any], times: int) -> None:
     with mock.patch.object(Peak, "retries", lambda _: times):

@@ -109,6 +109,7 @@ def test_accumulation_of_means(candidate: Candidate, monkeypatch: pytest.MonkeyP
     assert not checks.accumulation(candidate)[0]
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_finite_are_no_small_difference(
     candidate: Candidate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_gradients_that_are_not_finite_are_no_small_difference(
     assert not passed and told.startswith("nan")
 
 
+@pytest.mark.slow
 def test_ranks_that_would_wait_for_each_other(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = EvalLoader.batches
     monkeypatch.setattr(
@@ -130,6 +132,7 @@ def test_ranks_that_would_wait_for_each_other(candidate: Candidate, monkeypatch:
         checks.shards(candidate)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_read_back(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(_: Path, *, log: Callable[[str], object]) -> None:
         log("it is damaged")

@@ -151,6 +151,7 @@ def test_bits_are_of_the_bytes_and_units_are_named() -> None:
     assert task.score({"loss": 1.0}) > task.score({"loss": 2.0})
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_has_the_smallest_loss() -> None:
     config = small_lm_config(max_steps=4, learning_rate=1.0, eval_interval_steps=1)
     record = MemoryRecord()

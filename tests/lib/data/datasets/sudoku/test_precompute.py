@@ -51,6 +51,7 @@ def test_the_run_is_the_same_to_the_bit() -> None:
     assert said[1:] == ["Puzzles of 3 epochs are augmented ahead: 0.0 MB for each process"]
 
 
+@pytest.mark.slow
 def test_only_a_whole_run_has_them_changed_ahead() -> None:
     record = MemoryRecord()
     job = job_of(ahead=True, whole_run=False, record=record)
