@@ -7,8 +7,11 @@ import hashlib
 import io
 import zipfile
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +22,10 @@ from lib.errors import DataError, os_errors
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "?"})
 _SEPARATORS = ",;\t"
 _SHOWN = 3  # of many faults
+_CHUNK = 10_000  # rows that are read at a time
+_TEXT = np.dtypes.StringDType()  # 16 bytes for a short text, where a str takes 60
+
+Texts: TypeAlias = Sequence[str]  # a list, or an array of _TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,7 @@ class Table:
     """Columns of equal length by name, as texts without blanks around them."""
 
     file: Path
-    columns: dict[str, list[str]]
+    columns: Mapping[str, Texts]
     sha256: str
 
     def __len__(self) -> int:
@@ -42,9 +49,10 @@ class Table:
 
         Raises DataError for an infinite number.
         """
-        texts = ["nan" if text in MISSING else text for text in self.columns[name]]
+        texts = np.array(self.columns[name], _TEXT)
+        texts[self.missing(name)] = "nan"
         try:
-            values = np.array(texts, np.float64)
+            values = texts.astype(np.float64)
         except ValueError:
             return None
         if len(infinite := np.flatnonzero(np.isinf(values))):
@@ -53,7 +61,7 @@ class Table:
 
     def missing(self, name: str) -> npt.NDArray[np.bool_]:
         """Return where a column has no value (N,)."""
-        return np.array([text in MISSING for text in self.columns[name]], np.bool_)
+        return np.fromiter((text in MISSING for text in self.columns[name]), np.bool_, len(self))
 
 
 def read_table(file: Path, content: bytes | None = None) -> Table:
@@ -71,41 +79,55 @@ def read_table(file: Path, content: bytes | None = None) -> Table:
     return Table(file, columns, sha256)
 
 
-def _csv(file: Path, content: bytes) -> dict[str, list[str]]:
-    text = as_text(content.removeprefix(b"\xef\xbb\xbf"), file)
-    separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
+def _csv(file: Path, content: bytes) -> dict[str, Texts]:
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    as_text(content, file)  # all of it, before rows are counted
+    separator = max(_SEPARATORS, key=content.partition(b"\n")[0].decode().count)
+    lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
+    read = csv.reader(lines, delimiter=separator, strict=True)
+    rows = ([field.strip() for field in row] for row in read if row)
+    count, ragged = 0, list[str]()
     try:
-        read = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-        names, *rows = [[field.strip() for field in row] for row in read if row] or [[]]
+        names = next(rows, [])
+        # No more rows than lines: the rest of an array is never written, and so takes no memory.
+        most = max(content.count(b"\n"), content.count(b"\r")) + 1
+        columns = [np.empty(most, _TEXT) for _ in names]
+        while chunk := list(islice(rows, _CHUNK)):
+            numbered = enumerate(chunk, count + 1)
+            ragged += [f"row {n} has {len(row)}" for n, row in numbered if len(row) != len(names)]
+            if not ragged:
+                for column, texts in zip(columns, zip(*chunk, strict=True), strict=True):
+                    column[count : count + len(chunk)] = texts
+            count += len(chunk)
     except csv.Error as error:
         raise DataError(f"{file} is no table", why=str(error)) from error
-    if not rows:
+    if not count:
         raise DataError(f"{file} has no rows", why="the first line is the heading")
     _check_names(file, names)
-    ragged = [f"row {number} has {len(row)}" for number, row in enumerate(rows, 1) if len(row) != len(names)]
     if ragged:
         more = f", and {len(ragged) - _SHOWN} more" if len(ragged) > _SHOWN else ""
         raise DataError(
-            f"{file}: {len(ragged)} of {len(rows)} rows do not have the {len(names)} fields of the heading",
+            f"{file}: {len(ragged)} of {count} rows do not have the {len(names)} fields of the heading",
             why=", ".join(ragged[:_SHOWN]) + more,
             todo="quote fields that contain the separator",
         )
-    return {name: [*column] for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    return {name: cast(Texts, column[:count]) for name, column in zip(names, columns, strict=True)}
 
 
-def _npz(file: Path, content: bytes) -> dict[str, list[str]]:
+def _npz(file: Path, content: bytes) -> dict[str, Texts]:
     """Arrays (N,) are columns; (N, K) are K columns NAME_0, NAME_1, ..."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             loaded = {name: arrays[name] for name in arrays.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{file} is no npz file of plain arrays", why=str(error)) from error
-    columns: dict[str, list[str]] = {}
+    columns = dict[str, Texts]()
     for name, array in loaded.items():
         if array.ndim not in (1, 2) or array.dtype.kind not in "biufU":
             raise DataError(f"{file}: array {name!r} is {array.dtype} {array.shape}, not a column of a table")
         parts = {name: array} if array.ndim == 1 else {f"{name}_{k}": one for k, one in enumerate(array.T)}
-        columns |= {key: [str(value) for value in one.tolist()] for key, one in parts.items()}
+        for key, one in parts.items():
+            columns[key] = cast(Texts, np.array([str(value) for value in one.tolist()], _TEXT))
     _check_names(file, [*columns])
     if len(lengths := {len(column) for column in columns.values()}) != 1 or lengths == {0}:
         raise DataError(f"{file}: its columns are not of one length", why=f"they have {sorted(lengths)} rows")

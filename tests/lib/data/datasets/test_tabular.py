@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lib.data.datasets.tabular import table_files
 from lib.data.datasets.tabular.data import FEWEST_ROW_NAMES
+from lib.data.datasets.tabular.table_files import read_table
 from lib.data.types import TableClassSpec, TableSpec
 from lib.errors import ConfigError, DataError, ToolkitError
 from tests.support.datasets import opened
@@ -242,3 +244,18 @@ def test_a_target_with_one_value_is_an_error(options: dict[str, str], told: str,
     (tmp_path / "table.csv").write_text((tmp_path / "table.csv").read_text() + "30,Rome,1901,0.2,0,1\n")
     if options.get("target") != "classes":
         read(tmp_path, validation="other", validation_file="new.csv", **options)
+
+
+def test_a_table_of_several_chunks_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With line ends within fields, and an error that names the row of the file, not of a chunk."""
+    monkeypatch.setattr(table_files, "_CHUNK", 3)
+    rows = [(f"{row}", f'"a\n{row}"' if row == 4 else f"a{row}") for row in range(8)]
+    text = "x,y\r\n" + "\r\n".join(",".join(row) for row in rows)
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    found = read_table(tmp_path / "t.csv")
+    assert [*found.columns["x"]] == [row[0] for row in rows]
+    assert [*found.columns["y"]] == [row[1].strip('"') for row in rows]
+    assert found.columns["x"].dtype == np.dtypes.StringDType()  # type: ignore[attr-defined]  # a str takes 60 bytes
+    (tmp_path / "t.csv").write_bytes(f"{text}\r\n8\r\n".encode())
+    with pytest.raises(DataError, match=r"1 of 9 rows do not have the 2 fields.*row 9 has 1"):
+        read_table(tmp_path / "t.csv")
