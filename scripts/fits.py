@@ -23,7 +23,7 @@ from lib import atomic
 from lib.devices.host import allocator_text, expandable_segments
 from lib.distributed.fsdp import weight_units
 from lib.errors import ConfigError, meant, run_main
-from lib.memory.any_module import AnyPrecision, Report, reports
+from lib.memory.any_module import AnyPrecision, Report, built, reports
 from lib.memory.simulation import simulation
 from lib.memory.twin import RealConstants
 from lib.nn.four_bit import pack
@@ -267,7 +267,7 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str
 def sharded(request: Request, world: int) -> Mapping[str, float]:
     """Return the factors of memory on one of `world` GPUs with FSDP, what it gathers included."""
     with simulation("cuda"), RealConstants():
-        return shares(weight_units(request.build()), Layout(strategy="fsdp", world=world, shard=world))
+        return shares(weight_units(built(request.build)), Layout(strategy="fsdp", world=world, shard=world))
 
 
 @functools.cache

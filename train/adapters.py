@@ -30,11 +30,19 @@ FILE, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
 _PEFT = re.compile(rf"{re.escape(_PREFIX)}(.+?)((?<=lora_[AB])\.weight)?")
 _OF_DATA = ("classes", "tags", "targets")  # fields of a spec, whose number is that of the head's outputs
-# What other settings of PEFT would make another function of the same weights.
+# Other values would make another function of the same weights.
 _PLAIN: dict[str, Any] = {
     "peft_type": "LORA", "use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "bias": "none",
     "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False,
 }  # fmt: skip
+# Settings that do not, or are checked by themselves. Any other, known or not, has to be off.
+_ANY_VALUE = {
+    "base_model_name_or_path", "revision", "task_type", "inference_mode", "auto_mapping", "peft_version",
+    "r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "modules_to_save",
+    "layers_to_transform", "layers_pattern", "init_lora_weights", "loftq_config", "eva_config",
+    "megatron_core", "qalora_group_size", "ensure_weight_tying",
+}  # fmt: skip
+_STARTS = ("gaussian", "eva", "orthogonal")  # other named ones change the weights below the adapters
 
 
 def add(model: nn.Module, config: Config, spec: Spec) -> None:
@@ -179,10 +187,9 @@ def check_fit(model: nn.Module, found: WeightFiles, config: Config) -> str:
         known = loaded[1]["adapters"] if loaded else {}
     else:
         settings = _settings(found)
-        for name, plain in _PLAIN.items():
-            if (value := settings.get(name, plain)) != plain:
-                what = f"{fault}: its {name} is {json.dumps(value)}, and {json.dumps(plain)} is supported"
-                raise ConfigError(what, todo="merge them with PEFT, and start from the merged weights")
+        if what := _other_function(settings):
+            todo = "merge them with PEFT, and start from the merged weights"
+            raise ConfigError(f"{fault}: its {what}", todo=todo)
         known = json.loads(read_metadata(found.files[0]).get("anneal", "{}"))
         known |= {"rank": settings["r"], "alpha": settings["lora_alpha"]}
     own = base_facts(model, config, contents=not next(model.parameters()).is_meta)
@@ -201,12 +208,28 @@ def check_fit(model: nn.Module, found: WeightFiles, config: Config) -> str:
     return ""
 
 
+def _other_function(settings: Mapping[str, Any]) -> str:
+    """Return the first setting with which the adapters are another function than ours; "" for none."""
+    for name, value in settings.items():
+        plain = _PLAIN.get(name)
+        if name not in _ANY_VALUE and value != plain and (value or plain):
+            supported = "which is not" if plain is None else f"and {json.dumps(plain)} is"
+            return f"{name} is {json.dumps(value)}, {supported} supported"
+    start = settings.get("init_lora_weights")
+    if isinstance(start, str) and start not in _STARTS:
+        return f"init_lora_weights is {json.dumps(start)}, which changes the weights below the adapters"
+    return ""
+
+
 def _settings(found: WeightFiles) -> dict[str, Any]:
     """Return the content of adapter_config.json beside the weights. Raises ConfigError."""
     file = found.files[0].with_name(SETTINGS)
     try:
         settings: dict[str, Any] = json.loads(file.read_bytes())
-        return settings | {name: int(settings[name]) for name in ("r", "lora_alpha")}
+        whole = {name: int(settings[name]) for name in ("r", "lora_alpha")}
+        if other := [name for name in whole if whole[name] != settings[name]]:
+            raise ValueError(f"{other[0]} is {settings[other[0]]}, and a whole number is supported")
+        return settings | whole
     except (OSError, ValueError, KeyError, TypeError) as error:
         what, why = f"{OPTION}={found.path} has adapters", f"{file.name} beside them: {error}"
         raise ConfigError(what, why=why, todo="give the folder that PEFT or make export wrote") from error

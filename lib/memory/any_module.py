@@ -120,8 +120,8 @@ def estimate(
     """Predict the memory of training `model` on one batch, from two steps on tensors without contents.
 
     model: a module, whose tensors may be real, on the meta device or simulated, and which is not changed; or
-        a function that makes one, in the simulation, where weights take no memory. All of a module in
-        evaluation mode is set to training mode; parts of a module in training mode keep theirs.
+        a function that makes one, if it can be in the simulation, where weights take no memory. All of a
+        module in evaluation mode is set to training mode; parts of one in training mode keep theirs.
     inputs: one batch. A tensor stands for its shape and type, a tuple of integers for a tensor of that shape
         in fp32, and (shape, dtype) for one of another type. A dict of these is passed by name, where a shape
         is of int64 if the name ends in ids, labels or mask; a list is passed by position.
@@ -144,8 +144,8 @@ def estimate(
     specs, dtype = _specs_of(inputs), _TRUE.get(precision)
     live = LiveBytes(granularity=1 if device == "cpu" else CUDA_GRANULARITY)
     with _simulation(device):
-        built = _built(model)
-        twin = _twin_of(built, dtype)
+        made = built(model)
+        twin = _twin_of(made, dtype)
         # Weights, buffers, and tensors that are neither.
         held = tree_leaves([vars(module) for module in twin.modules()])
         live.add([each for each in held if isinstance(each, Tensor)], "parameters")
@@ -160,7 +160,7 @@ def estimate(
                 marks = training_step(lambda: value_of(_called(twin, batch)), updates, live, autocast_to)
     report = Report(
         device=device, batch=_samples(specs), parts={}, gaps_bytes=0, phases={}, trace=live.trace(),
-        compiled=any(hasattr(module, "_orig_mod") for module in built.modules()),
+        compiled=any(hasattr(module, "_orig_mod") for module in made.modules()),
         expandable=expandable_segments and device == "cuda", marks=tuple(marks),
         flop=live.flop // STEPS, launches=live.launches // STEPS,
     )  # fmt: skip
@@ -214,7 +214,7 @@ def reports(model: Model, inputs: Any, *, device: Kind, **options: Any) -> Calla
     specs, traced, line = _specs_of(inputs), dict[int, Report](), [(0, -1)]
     if not isinstance(model, nn.Module):  # once, and not for each size
         with _simulation(device):
-            model = _built(model)
+            model = built(model)
 
     def with_samples(spec: Tensor, samples: int) -> Tensor:
         is_batch = spec.shape[:1] == (_samples(specs),)
@@ -308,8 +308,19 @@ def _twin_of(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     return twin if dtype is None else twin.to(dtype)
 
 
-def _built(model: Model) -> nn.Module:
-    return model if isinstance(model, nn.Module) else model()
+def built(model: Model) -> nn.Module:
+    """Return the module that `model` is or makes. Call it in a simulation.
+
+    A function that needs values of tensors makes it for real instead, with the memory of its weights.
+    """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily  # slow
+
+    if isinstance(model, nn.Module):
+        return model
+    with contextlib.suppress(RuntimeError):  # of fake tensors; another one is raised again below
+        return model()
+    with unset_fake_temporarily():
+        return model()
 
 
 @contextlib.contextmanager

@@ -155,7 +155,14 @@ def named_by(patterns: str, names: Collection[str], *, option: str, within: bool
         own = {name for name in names if any(fnmatchcase(name, form) for form in forms)}
         if not own:
             parts = [name.split(".") for name in names]
-            known = sorted({".".join(each[: n + 1]) for each in parts for n in range(len(each))})
+            known = sorted(
+                {
+                    ".".join(each[start : n + 1])
+                    for each in parts
+                    for n in range(len(each))
+                    for start in (range(n + 1) if within else [0])
+                }
+            )
             close = ", ".join(difflib.get_close_matches(pattern, known, n=3, cutoff=0.5) or known[:3])
             what = f"CONFIG_{option}: no weight matches {pattern}"
             raise ConfigError(what, why=f"close to it: {close}", todo="correct or remove it")

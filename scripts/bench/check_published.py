@@ -35,9 +35,10 @@ from torch.utils.hooks import RemovableHandle
 from lib.errors import ToolkitError, run_main
 from lib.memory import simulation
 from lib.memory.allocator import least_capacity
+from lib.memory.any_module import built
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY
-from lib.memory.twin import RealConstants
+from lib.memory.twin import RealConstants, without_contents
 from lib.nn.packages import import_extra
 from lib.plan.tables import GPU_RESERVE_BYTES, PEAK_FACTOR
 
@@ -160,9 +161,10 @@ def _predict(name: str, row: Mapping[str, str], batches: Sequence[int]) -> dict[
     with lists, simulation.simulation("cuda"):
         try:
             with RealConstants():
-                model = timm.create_model(name, num_classes=CLASSES).train()
+                model = built(partial(timm.create_model, name, num_classes=CLASSES)).train()
         except (RuntimeError, TypeError, ImportError) as error:
             return {"model": name, "dropped": "cannot be built", "error": str(error)[:200]}
+        model = without_contents(model)
         millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
         if abs(millions - float(row["param_count"])) > SAME_PARAMETERS * millions:
             return {"model": name, "dropped": "another model under the name", "millions": millions}

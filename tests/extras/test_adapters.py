@@ -102,6 +102,15 @@ def test_plain_peft_computes_the_same_to_the_bit(family: str, tied: bool, train:
     assert (logits(theirs.merge_and_unload()) - logits(merged)).abs().max() <= 1e-5
 
 
+def test_settings_of_peft_are_either_supported_or_refused() -> None:
+    """Also those of later versions: what is not known here has to be off."""
+    plain = json.loads(json.dumps(peft.LoraConfig().to_dict(), default=str)) | {"peft_type": "LORA"}
+    assert adapters._other_function(plain) == ""
+    assert adapters._other_function(plain | {"init_lora_weights": "gaussian", "lora_dropout": 0.1}) == ""
+    for name in plain.keys() - adapters._ANY_VALUE:
+        assert adapters._other_function(plain | {name: "other"}).startswith(name)
+
+
 def test_a_scale_that_is_no_power_of_two_differs_by_rounding(tmp_path: Path) -> None:
     base = model_of("llama")
     own = adapted(base, alpha=7)

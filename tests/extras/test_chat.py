@@ -231,7 +231,7 @@ def test_rewritten_histories_and_lost_tokens_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"chat.jsonl:1 takes \d+ tokens, CONFIG_BLOCK_SIZE is 40"):
         dataset_of(tmp_path, "model", *lines, size=40)
     cut = dataset_of(tmp_path, "model", *lines, size=40, too_long="cut")
-    assert "1 of 2 conversations are longer than 40: 1 are left out and 0 cut" in cut.source
+    assert "1 of 2 conversations for training are longer than 40: 1 are left out and 0 cut" in cut.source
 
 
 @pytest.mark.parametrize("template", [PLAIN, None])

@@ -153,6 +153,13 @@ REFUSED: dict[str, tuple[Change, dict[str, Any], str]] = {
     "DoRA": (of_settings(use_dora=True), {}, "its use_dora is true"),
     "another method": (of_settings(peft_type="LOHA"), {}, 'its peft_type is "LOHA", and "LORA" is supported'),
     "several ranks": (of_settings(rank_pattern={"qkv": 4}), {}, r'its rank_pattern is {"qkv": 4}, and {} is'),
+    "layers twice": (
+        of_settings(layer_replication=[[0, 2]]), {}, r"its layer_replication is \[\[0, 2\]\], which is not",
+    ),
+    "PiSSA": (
+        of_settings(init_lora_weights="pissa_niter_4"), {}, 'weights is "pissa_niter_4", which changes',
+    ),
+    "half an alpha": (of_settings(lora_alpha=1.5), {}, "lora_alpha is 1.5, and a whole number is supported"),
     "no settings": (
         lambda _, settings, __: settings.clear(), {}, "adapter_config.json beside them: .*; give the",
     ),

@@ -240,13 +240,25 @@ def test_a_model_that_depends_on_values_is_named_with_its_line(read: Callable[[T
     assert "\n" not in str(caught.value)
 
 
-def test_a_function_that_depends_on_values_of_weights_is_named_with_its_line() -> None:
+def test_a_function_that_depends_on_values_of_weights_makes_them_for_real() -> None:
+    """Such as timm's relative positions, made by torch.unique, and its pruned models."""
+    sizes = []
+
     def build() -> nn.Module:
         layer = nn.Linear(4, 4)
-        return layer if layer.weight.max() > 0 else nn.Linear(4, 4)
+        sizes.append(len(layer.weight[layer.weight > -2].unique()))
+        return nn.Linear(4, sizes[-1])
 
-    line = build.__code__.co_firstlineno + 2
-    with pytest.raises(ConfigError, match=f"^{re.escape(__file__)}:{line} depends on the values"):
+    found = estimate(build, (2, 4))
+    assert sizes == [16] and found.parts == estimate(nn.Linear(4, 16), (2, 4)).parts
+    assert fits(build, (2, 4), gpu="rtx3090") and largest_batch(build, (2, 4), gpu="rtx3090", limit=64) == 64
+
+
+def test_a_function_that_fails_shows_its_own_error() -> None:
+    def build() -> nn.Module:
+        raise RuntimeError("no such weights")
+
+    with pytest.raises(RuntimeError, match=r"^no such weights$"):
         estimate(build, (2, 4))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.nn.weights import head_of, load, match
+from lib.nn.weights import head_of, load, match, named_by
 from lib.runs import checkpoint
 from lib.runs.weight_files import find_weights
 from tests.support.stored_weights import (
@@ -151,3 +151,11 @@ def test_all_differences_are_listed(tmp_path: Path) -> None:
     ) as caught:
         loaded(tmp_path / "w")
     assert caught.value.findings == ("conv1.bias is missing", "extra is not of the model")
+
+
+def test_a_pattern_that_may_begin_within_a_path_is_told_close_names_of_that_form() -> None:
+    names = {f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(2) for name in "qkvo"}
+    with pytest.raises(ConfigError, match="no weight matches q_prj: close to it: q_proj, "):
+        named_by("q_prj", names, option="LORA_TARGETS", within=True)
+    with pytest.raises(ConfigError, match=r"close to it: model\.layers\.0\.self_attn\.q_proj"):
+        named_by("model.layers.0.self_attn.q_prj", names, option="FREEZE")

@@ -72,9 +72,11 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     template, size = template_of(tokenizer), block_size_of(location)
     for each in (*train, *test):
         check_contents(each, tokenizer)
+    whole = [[template.sample(each) for each in part] for part in parts]
+    check_lengths([*whole[0], *whole[1]], size, policy=options.too_long)
     samples = [
-        fitting([template.sample(each) for each in part], size, policy=options.too_long, notes=notes)
-        for part in parts
+        fitting(part, size, policy=options.too_long, notes=notes, of=name)
+        for name, part in zip(("training", "validation"), whole, strict=True)
     ]
     spec = ChatSpec(
         name="chat",
@@ -106,11 +108,10 @@ def _content(conversation: Conversation) -> str:
     return json.dumps(conversation.messages, sort_keys=True)
 
 
-def fitting(samples: Sequence[Sample], size: int, *, policy: str, notes: list[str]) -> list[Sample]:
-    """Return the samples with at most `size` tokens; what is lost by the policy is added to `notes`.
+def check_lengths(samples: Sequence[Sample], size: int, *, policy: str) -> None:
+    """Raise ConfigError for a sample of more than `size` tokens if the policy is "error".
 
-    Raises ConfigError for a sample that is too long if the policy is "error", for one without a token that
-    counts, and if no sample is left.
+    Also for one without a token that counts.
     """
     if without := [sample for sample in samples if not any(sample.counts[1:])]:
         why, todo = "the template gives its answers none", "leave the line out, or mend the template"
@@ -123,6 +124,14 @@ def fitting(samples: Sequence[Sample], size: int, *, policy: str, notes: list[st
             why=f"{len(long):,} of {len(samples):,} conversations are longer; the longest takes {need:,}",
             todo=f"set CONFIG_BLOCK_SIZE={need}, CONFIG_CHAT_TOO_LONG_DROP=y or CONFIG_CHAT_TOO_LONG_CUT=y",
         )
+
+
+def fitting(samples: Sequence[Sample], size: int, *, policy: str, notes: list[str], of: str) -> list[Sample]:
+    """Return the samples with at most `size` tokens; what is lost by the policy is added to `notes`.
+
+    of: name of the part. Raises ConfigError if no sample is left.
+    """
+    long = [sample for sample in samples if len(sample.ids) > size]
     cut = [sample._replace(ids=sample.ids[:size], counts=sample.counts[:size]) for sample in samples]
     kept = [
         short
@@ -130,12 +139,13 @@ def fitting(samples: Sequence[Sample], size: int, *, policy: str, notes: list[st
         if len(sample.ids) <= size or (policy == "cut" and any(short.counts[1:]))
     ]
     if not kept:
-        raise ConfigError(f"no answer is within CONFIG_BLOCK_SIZE={size} tokens", todo="raise it")
+        what = f"no answer for {of} is within CONFIG_BLOCK_SIZE={size} tokens"
+        raise ConfigError(what, todo="raise it")
     if long:
         before, after = (sum(sum(sample.counts) for sample in each) for each in (samples, kept))
         dropped, share = len(samples) - len(kept), 1 - after / before
         lost = f"{dropped} are left out and {len(long) - dropped} cut, {share:.1%} of the tokens that count"
-        notes.append(f"{len(long)} of {len(samples)} conversations are longer than {size}: {lost}")
+        notes.append(f"{len(long)} of {len(samples)} conversations for {of} are longer than {size}: {lost}")
     return kept
 
 

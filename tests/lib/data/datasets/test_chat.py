@@ -147,21 +147,43 @@ def test_what_is_too_long_is_an_error_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as found:
         chat_of(tmp_path, SHORT, LONG, LONG | {"completion": "y" * 19}, size=50)
     assert str(found.value) == (
-        f"{tmp_path}/chat.jsonl:2 takes 58 tokens, CONFIG_BLOCK_SIZE is 50: 2 of 3 conversations are longer; "
+        f"{tmp_path}/chat.jsonl:2 takes 58 tokens, CONFIG_BLOCK_SIZE is 50: 2 of 4 conversations are longer; "
         "the longest takes 68; "
         "set CONFIG_BLOCK_SIZE=68, CONFIG_CHAT_TOO_LONG_DROP=y or CONFIG_CHAT_TOO_LONG_CUT=y"
     )
     assert chat_of(tmp_path, SHORT, LONG, size=58).train.size == 2
 
 
+def test_the_size_that_is_advised_is_enough_for_both_parts(tmp_path: Path) -> None:
+    lines = [LONG | {"completion": "y" * (number + 1)} for number in range(40)]
+    split = {"validation": "split", "validation_pct": 30, "validation_file": None}
+    with pytest.raises(
+        ConfigError, match=r"40 of 40 conversations are longer; the longest takes (\d+)"
+    ) as found:
+        chat_of(tmp_path, *lines, size=40, **split)
+    advised = int(str(found.value).partition("CONFIG_BLOCK_SIZE=")[2].partition(",")[0])
+    dataset = chat_of(tmp_path, *lines, size=advised, **split)
+    assert (dataset.train.size + dataset.test.size, dataset.test.size > 0) == (40, True)
+    with pytest.raises(ConfigError, match="1 of 40 conversations are longer"):
+        chat_of(tmp_path, *lines, size=advised - 1, **split)
+
+
 def test_what_is_lost_is_told(tmp_path: Path) -> None:
     dropped = chat_of(tmp_path, SHORT, LONG, size=50, too_long="drop")
-    lost = "1 of 2 conversations are longer than 50: 1 are left out and 0 cut, 73.3% of the tokens that count"
+    lost = (
+        "1 of 2 conversations for training are longer than 50: 1 are left out and 0 cut, "
+        "73.3% of the tokens that count"
+    )
     assert dropped.train.size == 1 and lost in dropped.source and learned(dropped) == [" Ho$"]
     cut = chat_of(tmp_path, SHORT, LONG, LONG | {"prompt": "x" * 40}, size=50, too_long="cut")
-    lost = "2 of 3 conversations are longer than 50: 1 are left out and 1 cut, 73.1% of the tokens that count"
+    lost = (
+        "2 of 3 conversations for training are longer than 50: 1 are left out and 1 cut, "
+        "73.1% of the tokens that count"
+    )
     assert cut.train.size == 2 and lost in cut.source and learned(cut, 1) == [" yy"]
-    with pytest.raises(ConfigError, match="no answer is within CONFIG_BLOCK_SIZE=10 tokens; raise it"):
+    with pytest.raises(
+        ConfigError, match="no answer for training is within CONFIG_BLOCK_SIZE=10 tokens; raise it"
+    ):
         chat_of(tmp_path, LONG, size=10, too_long="cut")
 
 
