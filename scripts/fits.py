@@ -82,6 +82,18 @@ class Request:
             enable({"use_reentrant": False})
         return cast(nn.Module, model)
 
+    @property
+    def origin(self) -> str:
+        """What is traced, in words."""
+        package, symbol = (
+            ("timm", "TIMM") if self.model.startswith("timm:") else ("transformers", "HUGGINGFACE")
+        )
+        adapters = ", with adapters as PEFT adds them" if self.lora else ""
+        return (
+            f"Model and loss are those of {package}{adapters}. Training here needs less for some: "
+            f"make plan with CONFIG_MODEL_{symbol}=y predicts it."
+        )
+
     def with_length(self) -> Request:
         """Return this request with the tokens that its samples have."""
         inputs = self.inputs()
@@ -155,6 +167,7 @@ def main() -> int:
     print(
         f"{allocator_text()}. Seconds of a step by the roofline; money in US dollars unless PRICE= is yours."
     )
+    print(request.origin)
     if options.out:
         report = traced(request, machines[0][1].kind)(int(rows[0][1]) or 1)
         atomic.save(Path(options.out), drawn(report, request.model), action="write a picture")
@@ -193,7 +206,9 @@ def nearest(request: Request, kind: Kind, device: Device) -> str:
     """Format the nearest change with which one sample fits `device`, and what it needs then."""
     for text, report in changes(request, kind, device.free_bytes):
         if report:
-            return f"{text}: {bytes_text(report.on(device.free_bytes).need_bytes)}"
+            seconds = span(report, request, device)
+            need = bytes_text(report.on(device.free_bytes).need_bytes)
+            return f"{text}: {need}{seconds and f', {seconds} s'}"
     return "nothing that is known here"
 
 

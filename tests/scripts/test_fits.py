@@ -98,7 +98,7 @@ def test_a_table_for_one_gpu_and_a_picture(
     gpu = "rtx3090:3G"
     options = {"model": "timm:images", "gpu": gpu, "target": "10000", "out": str(picture)}
     assert run(monkeypatch, **options, precision="fp32", price="3.6") == 0
-    title, head, row, foot = capsys.readouterr().out.splitlines()
+    title, head, row, foot, origin = capsys.readouterr().out.splitlines()
     inputs: Any = (1, 3, 32, 32)
     largest = largest_batch(Images, inputs, gpu=gpu, limit=10_000, expandable_segments=True)
     assert 1000 < largest < 10_000 and row.split()[:2] == [gpu, str(largest)]
@@ -111,6 +111,7 @@ def test_a_table_for_one_gpu_and_a_picture(
     seconds = [float(word) for word in row.split()[-6:] if word[0].isdigit()]
     assert seconds[2:] == pytest.approx(seconds[:2], rel=0.01), "1000 steps at 3.6 an hour"
     assert foot.startswith("Allocator: PYTORCH_ALLOC_CONF=expandable_segments:True")
+    assert origin.startswith("Model and loss are those of timm. ") and "CONFIG_MODEL_TIMM=y" in origin
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -161,7 +162,8 @@ def test_the_nearest_change_that_would_fit(
     listed = [line for line in lines[3:] if line.startswith(nearest)]
     if nearest == "CHECKPOINT=y":
         need = bytes_text(fits.traced(dataclasses.replace(own, checkpoint=True), "cuda")(1).need_bytes)
-        assert lines[2].endswith(f"  {nearest}: {need}") and need in listed[0]
+        name, seconds = lines[2].split(f"  {nearest}: {need}, ")
+        assert name and seconds.endswith(" s") and f"{need}  {seconds.removesuffix(' s')}" in listed[0]
     else:
         assert not listed
 
@@ -193,7 +195,7 @@ def test_changes_go_together_with_shorter_samples(
         assert need(size, four_bit=four_bit) <= free < need(2 * size, four_bit=four_bit)
     monkeypatch.setattr(fits, "parse_gpu", lambda name: with_free(parse_gpu(name), free))
     assert run(monkeypatch, model="hf:config.json", gpu="rtx3090", seq="65536", precision="fp32") == 2
-    *_, last, _ = lines = capsys.readouterr().out.splitlines()
+    *_, last, _, _ = lines = capsys.readouterr().out.splitlines()
     assert last == left and sum(line.startswith(tuple(fitting)) for line in lines) == len(fitting)
 
 
