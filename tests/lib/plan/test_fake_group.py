@@ -126,7 +126,7 @@ def predicted(layout: Layout) -> tuple[Counter[Call], int]:
     units = data().facts.units
     assert units is not None
     every = exchanges(units, layout, accumulation=len(MICRO_BATCHES))
-    calls = Counter((each.kind, each.processes, each.elements) for each in every)
+    calls = Counter((each.kind, each.processes, each.tensor_bytes // 4) for each in every)
     return calls, held(units, layout).state_bytes(element_bytes=8, optimizer_numbers=2)
 
 
