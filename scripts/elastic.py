@@ -15,7 +15,7 @@ from lib.config import Config, config_from_values
 from lib.devices.probe import probe
 from lib.errors import ConfigError, PlanError, ToolkitError, run_main
 from lib.plan import plan
-from lib.plan.gpus import parse_gpu
+from lib.plan.gpus import machine_sizes, parse_gpu
 from lib.plan.latentwire import document_batch, document_facts
 from lib.plan.types import Hardware
 from lib.runs import metrics
@@ -60,7 +60,7 @@ def show(gpu: str) -> int:
     print("Two frozen models of 14 and 13 GB (Llama-8B, Qwen-7B) with CONFIG_ELASTIC_POLICY_LATENTWIRE=y:")
     values = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=CHECK).values
     config = config_from_values(values)
-    for count in sorted({*COUNTS, len(hardware.devices)}):
+    for count in machine_sizes(hardware, COUNTS):
         print("\n".join(_lines(config, replace(hardware, devices=(device,) * count))))
     return 0
 

@@ -362,7 +362,7 @@ def _rank(found: Outlook | PlanError, price: str) -> tuple[float, ...]:
 def _machine(name: str, found: Outlook | PlanError) -> str:
     """Return the name, with the number of devices where there are several."""
     devices = 1 if isinstance(found, PlanError) else found.cost.devices
-    return f"{name} ({devices} devices)" if devices > 1 else name
+    return f"{name} ({devices} devices)" if devices > 1 and not name.endswith(f"x{devices}") else name
 
 
 def _cells(found: Outlook | PlanError, price: str) -> tuple[str, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from lib import kconf
 from lib.plan.gpus import parse_gpu
 from tests.support.configs import ROOT
 from tests.support.training import small_config
-from train.planning.command import _on_all_nodes, plan
+from train.planning.command import _machine, _on_all_nodes, plan
 
 
 @pytest.mark.slow
@@ -48,3 +50,11 @@ def test_several_nodes_are_planned_as_they_train() -> None:
     asked, joined = _on_all_nodes(config, parse_gpu("h100-80gx4"))
     assert len(joined.devices) == asked.num_devices == 8 and joined.per_node == 4 and joined.of_all_nodes
     assert _on_all_nodes(small_config(), joined) == (small_config(), joined), "one node stays as it is"
+
+
+def test_a_name_with_a_number_of_devices_does_not_get_another() -> None:
+    def found(devices: int) -> Any:
+        return SimpleNamespace(cost=SimpleNamespace(devices=devices))
+
+    assert _machine("t4x4", found(4)) == "t4x4" and _machine("t4", found(1)) == "t4"
+    assert _machine("tpu-v4-8", found(4)) == "tpu-v4-8 (4 devices)"
