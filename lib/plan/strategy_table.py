@@ -8,7 +8,7 @@ from lib.plan.gpus import find_gpu
 from lib.plan.sharding import Links
 from lib.plan.show import hanging
 from lib.plan.sizing import Candidate, SizingContext
-from lib.units import bytes_text, seconds_text
+from lib.units import bytes_text, counted, seconds_text
 
 
 def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
@@ -37,7 +37,7 @@ def _assumed_rates(context: SizingContext) -> str:
     if placement.world.value <= links.per_node:
         return within
     gbit = f"{8 * links.network_bytes_per_second / 1e9:g}"
-    between = f"{gbit} Gbit/s of network for each of {links.per_node} devices of a node"
+    between = f"{gbit} Gbit/s of network for each device, {counted(links.per_node, 'device')} on a node"
     return f"{within} and {between} (CONFIG_DIST_NETWORK_GBIT)"
 
 

@@ -156,7 +156,7 @@ def test_it_is_chosen_where_the_network_between_nodes_is_slow(gbit: float, strat
     compared = compare_strategies(config, machine, facts, predict=predictor(facts))
     _, rates, *_ = format_strategies(compared, columns=100)
     assert rates.endswith(
-        f"300 GB/s each way of a link and {gbit:g} Gbit/s of network for each of 4 devices of a node "
+        f"300 GB/s each way of a link and {gbit:g} Gbit/s of network for each device, 4 devices on a node "
         "(CONFIG_DIST_NETWORK_GBIT)"
     )
     one_node = dataclasses.replace(machine, per_node=8)
