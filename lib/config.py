@@ -75,9 +75,10 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """Stages of a pipeline, restarts, the rendezvous endpoint and what a SLURM job asks for."""
+    """Stages of a pipeline, the network, restarts, the rendezvous endpoint and what a SLURM job asks for."""
 
     dist_stages: int | None  # 0: the plan chooses; None: no pipeline was asked for
+    dist_network_gbit: float  # between nodes, of each device
     dist_max_restarts: int
     dist_endpoint: str | None  # None, as "": for one node
     slurm_time: str | None  # None, as "": left to the site

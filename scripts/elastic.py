@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,14 +14,12 @@ from lib.config import Config, config_from_values
 from lib.devices.probe import probe
 from lib.errors import ConfigError, PlanError, ToolkitError, run_main
 from lib.plan import plan
-from lib.plan.gpus import parse_gpu
+from lib.plan.gpus import machine_sizes, parse_gpu
 from lib.plan.latentwire import document_batch, document_facts
 from lib.plan.types import Hardware
-from lib.runs import metrics
-from lib.runs.directory import resolve_run
 from lib.units import GB, counted
+from scripts.short_run import ROOT, rows_of, short_run
 
-ROOT = Path(__file__).resolve().parents[1]
 COUNTS = (1, 2, 3, 4, 8, 16)
 CHECK = {"CONFIG_ELASTIC_POLICY_LATENTWIRE": "y", "CONFIG_TARGET_EFFECTIVE_BATCH": "0"}
 DEMO = {
@@ -34,7 +31,6 @@ DEMO = {
     "CONFIG_PRECISION_FP32": "y",
     "CONFIG_DEVICE_CPU": "y",
 }
-TRAIN = (sys.executable, "-m", "train")
 # Training losses of the first steps agree to this share. Later, rounding in fp32 grows by itself.
 FIRST_STEPS, CLOSE = 10, 1e-4
 
@@ -60,7 +56,7 @@ def show(gpu: str) -> int:
     print("Two frozen models of 14 and 13 GB (Llama-8B, Qwen-7B) with CONFIG_ELASTIC_POLICY_LATENTWIRE=y:")
     values = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=CHECK).values
     config = config_from_values(values)
-    for count in sorted({*COUNTS, len(hardware.devices)}):
+    for count in machine_sizes(hardware, COUNTS):
         print("\n".join(_lines(config, replace(hardware, devices=(device,) * count))))
     return 0
 
@@ -98,17 +94,9 @@ def demonstrate() -> int:
 def _trained(count: int) -> tuple[int, list[float]]:
     """Return the effective batch and the training loss of each step of LeNet-5 on the embedded digits."""
     settings = {**DEMO, "CONFIG_NUM_DEVICES": str(count)}
-    resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=settings)
     with tempfile.TemporaryDirectory(prefix="anneal-elastic-") as name:
-        (Path(name) / ".config").write_text(resolved.text)
-        command = ["env", f"KCONFIG_CONFIG={name}/.config", *TRAIN, "--runs", f"{name}/runs", "train"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise ToolkitError(f"training on {counted(count, 'process')} failed", why=last[0])
-        run = resolve_run(Path(name) / "runs")
-        rows = [row for row in metrics.read(run.metrics) if row["kind"] == "train"]
-        return run.read_json("plan")["effective_batch"], [row["loss"] for row in rows]
+        run = short_run("lenet5", settings, folder=Path(name))
+        return run.read_json("plan")["effective_batch"], [row["loss"] for row in rows_of(run, "train")]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 #!/bin/sh
 # Check on a real GPU what is planned without one.
 #
-#     scripts/gpu_check.sh 1|2|3 OUTDIR
+#     scripts/gpu_check.sh 1|2|3|4 OUTDIR
 #
 # 1: what the device keeps for itself; the simulated allocator, with expandable segments and without, and the
 #    predicted memory against real ones.
 # 2: the true largest micro-batch under emulated cards of 8 to 80 GiB.
 # 3: torch.compile on and off, step times against their estimates, the throughput rule, and Lightning's batch size finder where it is installed.
+# 4: each parallelism strategy on all GPUs of this machine: losses beside those of one GPU, memory and time
+#    beside their predictions. With fewer GPUs than a strategy needs its row says so.
 #
 # Each part takes less than nine minutes and needs no network and nobody. Rows of JSON are appended to
 # OUTDIR/part<N>.jsonl one by one, so that what was measured survives whatever ends the program; what the

@@ -122,7 +122,8 @@ def _estimated_speed(job: Job, data: TrainingData, hardware: Hardware, *, rate: 
     if gpu is None:
         return {}
     found = MemoryTraces(job.config, data).of(step_settings(plan), hardware)
-    time = step_time_of(plan, found, data, gpu, per_node=hardware.per_node)
+    time = step_time_of(plan, found, data, job.config, hardware)
+    assert time is not None, "the GPU is in the catalogue"
     peak = peak_flop_per_second(gpu, precision=plan.precision) * plan.layout.devices
     ends = zip(time.exposed_seconds, (time.fastest_seconds, time.slowest_seconds), strict=True)
     waits = sorted(exposed / seconds for exposed, seconds in ends)

@@ -38,6 +38,7 @@ class Cost:
     device: str
     devices: int
     steps: Range | None  # optimizer steps
+    epochs: Range | None
     seconds: Range | None
     flop_per_second: Range | None  # of one device
     peak_flop_per_second: float | None
@@ -54,24 +55,28 @@ def cost_of(
     total_steps: int | None,
     total_seconds: float | None,
     step_flop: float,
+    train_size: int,
     device: str,
     gpu: Gpu | None,
     price: str = "",
 ) -> Cost:
     """Return the cost of a training by `plan` with a budget of steps or of seconds (exactly one is given).
 
-    step: None without an estimate. step_flop: of one device. device, gpu: its name, and its row of the
-    catalogue, if it has one. price: value of PRICE=. Raises ConfigError for a wrong one.
+    step: None without an estimate. step_flop: of one device. train_size: samples of an epoch. device, gpu:
+    its name, and its row of the catalogue, if it has one. price: value of PRICE=. Raises ConfigError for a
+    wrong one.
     """
     each = None if step is None else (step.fastest_seconds, step.slowest_seconds)
     rate = None if each is None else (1 / each[1], 1 / each[0])
     seconds = _times((1, 1), total_seconds) or _times(each, total_steps)
     found, hours = price_of(price, gpu), _times(seconds, plan.layout.devices / 3600)
+    steps = _times((1, 1), total_steps) or _times(rate, total_seconds)
     watts = None if gpu is None else gpu.watts
     return Cost(
         device=device,
         devices=plan.layout.devices,
-        steps=_times((1, 1), total_steps) or _times(rate, total_seconds),
+        steps=steps,
+        epochs=_times(steps, plan.effective_batch / train_size),
         seconds=seconds,
         flop_per_second=_times(rate, step_flop),
         peak_flop_per_second=None if gpu is None else peak_flop_per_second(gpu, precision=plan.precision),
@@ -110,7 +115,10 @@ def format_training(cost: Cost) -> str:
 
 def format_cost(cost: Cost, price: str) -> Iterator[str]:
     """Yield the lines about time, arithmetic rate, energy, and money for the value `price` of PRICE=."""
-    known, rate, peak = format_training(cost), cost.flop_per_second, cost.peak_flop_per_second
+    rate, peak, known = cost.flop_per_second, cost.peak_flop_per_second, format_training(cost)
+    if cost.epochs is not None:
+        count = range_text(*cost.epochs)
+        known += f", {count} {'epoch' if count == '1' else 'epochs'}"
     if rate is None or peak is None:
         unknown = "time" if cost.seconds is None else "number of steps"
         why = f"{cost.device} is not in the catalogue of GPUs"

@@ -3,6 +3,7 @@
 NAME[xN][:FREE]    h100-80g    h100-80gx4    h100-80gx4:70G    rtx3090:20.5Gi
 cpu-SIZEg[-BF16]   cpu-24g     cpu-24g-amxx16    cpu-64g-avx512:40Gi
 tpu-SLICE[:FREE]   tpu-v4-8    tpu-v5e-8         tpu-v6e-4:28Gi
+all[xN]            all         allx4
 
 N devices of one model (for a CPU: cores), each with FREE memory: G is decimal (1e9), Gi is 2**30.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from lib.errors import ConfigError
 from lib.plan.placement import UNKNOWN_CPU
-from lib.plan.tpus import largest_slices, slice_of
+from lib.plan.tpus import largest_slices, slice_names, slice_of, slice_sizes
 from lib.plan.types import Device, Hardware
 
 GpuKind: TypeAlias = Literal["cuda", "rocm", "mps", "tpu"]
@@ -127,10 +128,25 @@ def suggestions(text: str) -> tuple[str, ...]:
 
 
 def machine_names(text: str) -> tuple[str, ...]:
-    """Return the machine names in `text`: for "all" each GPU, and each TPU's largest slice, else `text`."""
-    if text.strip().lower() != ALL:
+    """Return the machine names in `text`.
+
+    For "all" each GPU, and each TPU's largest slice; for "allx4" machines with four devices, which Apple's
+    GPUs are not; else `text`.
+    """
+    named = re.fullmatch(rf"{ALL}(x[0-9]+)?", text.strip().lower())
+    if named is None:
         return (text,)
-    return *(key for key, gpu in CATALOGUE.items() if gpu.kind != "tpu"), *largest_slices()
+    if named[1] is None:
+        return *(key for key, gpu in CATALOGUE.items() if gpu.kind != "tpu"), *largest_slices()
+    slices = (name for name in slice_names() if f"x{slice_of(name).devices}" == named[1])
+    return *(key + named[1] for key, gpu in CATALOGUE.items() if gpu.kind in ("cuda", "rocm")), *slices
+
+
+def machine_sizes(hardware: Hardware, others: Iterable[int]) -> list[int]:
+    """Return numbers of devices like those of `hardware`: its own and `others`, or those of TPU slices."""
+    if hardware.kind == "tpu":
+        return sorted(slice_sizes(hardware.devices[0].name))
+    return sorted({*others, len(hardware.devices)})
 
 
 def parse_gpu(text: str) -> Hardware:
@@ -204,7 +220,7 @@ def _parts(text: str) -> tuple[str, int | None, str | None]:
     if len(text) > MAX_TEXT or not text.isprintable():
         raise _error(text, "that is not the name of a machine", todo="write it as in GPU=h100-80gx4:70G")
     if re.fullmatch(rf"[^:]*,.*|{ALL}(x[0-9]+)?(:.*)?", plain):
-        todo = "name it as in GPU=h100-80gx3:20Gi; make plan GPU=all, without more, makes a table of each"
+        todo = "name it as in GPU=h100-80gx3:20Gi; make plan GPU=all, or GPU=allx3, makes a table of each"
         raise _error(text, "one is needed, with devices of one model", todo=todo)
     machine, colon, size = plain.partition(":")
     free, counted = size if colon else None, _COUNTED.fullmatch(machine)

@@ -5,7 +5,9 @@ than the quotient of the totals where there are fewer rows than processes. Formu
 (arXiv:1910.02054) for what is sharded, torch's fully_shard and ZeroRedundancyOptimizer for how.
 
 Collectives are rings: each of N processes sends and receives (N - 1) / N of the data of a reduce-scatter or
-an all-gather, and twice that of an all-reduce (Patarasuk and Yuan 2009). Link rates are published ones.
+an all-gather, and twice that of an all-reduce (Patarasuk and Yuan 2009). Link rates within a node are
+published ones, and that of the network between nodes is requested. NCCL's rings use the network adapters of
+all devices of a node together, a send only one (NVIDIA/nccl issue 495, NVIDIA/nccl-tests issue 267).
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from lib.config import Config
 from lib.plan.gpus import Gpu
-from lib.plan.types import SHARDS_WEIGHTS, Branch, Layout, Weight
+from lib.plan.types import SHARDS_WEIGHTS, Branch, ConfigView, Layout, Weight
 
 Units: TypeAlias = Sequence[Sequence[Weight]]
 
 DEVICES_PER_NODE = 8  # for machines known by a number of devices only
 ELEMENT_BYTES = 4  # weights and gradients are fp32
-# Between nodes 400 Gbit/s per device, as in the reference designs of H100 machines.
-NETWORK_BYTES_PER_SECOND = 50e9
+NETWORK_GBIT = 400.0  # of each device, as in reference designs of H100 machines; for configurations of others
 HIDDEN_SHARE = 0.5  # share of the computation that communication overlaps with; an assumption
 
 
@@ -132,25 +134,47 @@ def shares(units: Units, layout: Layout) -> Mapping[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Rates between devices in bytes per second, in one direction.
+
+    per_node: devices of each node. network_bytes_per_second: between nodes, of the adapter of each device.
+    """
+
+    node_bytes_per_second: float
+    network_bytes_per_second: float
+    per_node: int
+
+    @classmethod
+    def of(cls, gpu: Gpu, config: ConfigView, *, per_node: int) -> Links:
+        """Return the links of devices `gpu`. per_node: as of Hardware."""
+        gbit = config.launch.dist_network_gbit if isinstance(config, Config) else NETWORK_GBIT
+        return cls(
+            node_bytes_per_second=gpu.link_bytes_per_second,
+            network_bytes_per_second=gbit * 1e9 / 8,
+            per_node=per_node or DEVICES_PER_NODE,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """One exchange between `processes`, which are among `among` consecutive devices.
 
-    elements: of the whole tensor, with the padding to equal shards.
+    tensor_bytes: of the whole tensor, with the padding to equal shards.
     """
 
     kind: Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "send"]
     processes: int
     among: int
-    elements: int
+    tensor_bytes: int
 
-    def seconds(self, gpu: Gpu, *, per_node: int = 0) -> float:
-        """Estimate the seconds of this exchange, collectives on a ring of `gpu`. per_node: as of Hardware."""
-        rate = gpu.link_bytes_per_second
-        if self.among > (per_node or DEVICES_PER_NODE):
-            rate = min(rate, NETWORK_BYTES_PER_SECOND)
+    def seconds(self, links: Links) -> float:
+        """Estimate the seconds of this exchange, collectives on a ring."""
+        rate = links.node_bytes_per_second
+        if self.among > links.per_node:
+            adapters = max(1, self.processes * links.per_node // self.among)  # of a node, in use
+            rate = min(rate, adapters * links.network_bytes_per_second)
         part = 1 if self.kind == "send" else (self.processes - 1) / self.processes
-        sent = part * ELEMENT_BYTES * self.elements
-        return (2 if self.kind == "all_reduce" else 1) * sent / rate
+        return (2 if self.kind == "all_reduce" else 1) * part * self.tensor_bytes / rate
 
 
 def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Exchange]:
@@ -163,18 +187,17 @@ def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Ex
         yield from _of_parts(units, layout, accumulation)
     elif layout.world > 1:
         trained = [weight for unit in units for weight in unit if weight.trainable]
-        elements = sum(weight.elements for weight in trained)
+        sizes = [weight.element_bytes * weight.elements for weight in trained]
         everyone = {"processes": layout.world, "among": layout.devices}
-        yield Exchange(kind="all_reduce", elements=elements, **everyone)
+        yield Exchange(kind="all_reduce", tensor_bytes=sum(sizes), **everyone)
         if layout.strategy == "zero1":  # each process broadcasts the weights that it has updated
-            for weight in trained:
-                yield Exchange(kind="broadcast", elements=weight.elements, **everyone)
+            for size in sizes:
+                yield Exchange(kind="broadcast", tensor_bytes=size, **everyone)
 
 
-def traffic_seconds(units: Units, layout: Layout, gpu: Gpu, *, accumulation: int, per_node: int = 0) -> float:
+def traffic_seconds(units: Units, layout: Layout, links: Links, *, accumulation: int) -> float:
     """Estimate the seconds of all communication in one step of `accumulation` micro-batches."""
-    found = exchanges(units, layout, accumulation=accumulation)
-    return sum(each.seconds(gpu, per_node=per_node) for each in found)
+    return sum(each.seconds(links) for each in exchanges(units, layout, accumulation=accumulation))
 
 
 def exposed_seconds(traffic: float, *, compute: float) -> float:
@@ -207,13 +230,14 @@ def _of_parts(units: Units, layout: Layout, accumulation: int) -> Iterator[Excha
             # One all-gather for forward and backward, or one each; the root unit (first) stays gathered.
             times = 1 if number == 0 or layout.strategy == "zero2" else 2
             for _ in range(times if unit else 0):
-                yield Exchange(kind="all_gather", elements=_filled_up(unit, layout.shard), **group)
+                yield Exchange(kind="all_gather", tensor_bytes=_filled_up(unit, layout.shard), **group)
         for unit in trained:
-            yield Exchange(kind="reduce_scatter", elements=_filled_up(unit, layout.shard), **group)
+            yield Exchange(kind="reduce_scatter", tensor_bytes=_filled_up(unit, layout.shard), **group)
     for unit in trained if copies > 1 else []:
-        elements = _filled_up(unit, layout.shard) // layout.shard
-        yield Exchange(kind="all_reduce", processes=copies, among=layout.world, elements=elements)
+        own = _filled_up(unit, layout.shard) // layout.shard
+        yield Exchange(kind="all_reduce", processes=copies, among=layout.world, tensor_bytes=own)
 
 
 def _filled_up(weights: Sequence[Weight], shard: int) -> int:
-    return shard * sum(part_elements(weight, shard) for weight in weights)
+    """Return the bytes of `weights` in their own types, with the padding to equal shards."""
+    return shard * sum(weight.element_bytes * part_elements(weight, shard) for weight in weights)

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from lib.config import Config
 from lib.errors import PlanError
 from lib.plan.fitting import divisors
-from lib.plan.gpus import Gpu
 from lib.plan.placement import Placement
 from lib.plan.roofline import StepWork
-from lib.plan.sharding import DEVICES_PER_NODE, ELEMENT_BYTES, Exchange
+from lib.plan.sharding import ELEMENT_BYTES, Exchange, Links
 from lib.plan.types import (
     ConfigView,
     Layout,
@@ -148,11 +147,10 @@ def pipeline_seconds(
     compute: float,
     facts: ModelFacts,
     layout: Layout,
-    gpu: Gpu,
+    links: Links,
     *,
     samples: int,
     accumulation: int,
-    per_node: int = 0,
 ) -> float:
     """Return the seconds of a step in which the slowest stage computes for `compute` seconds.
 
@@ -161,12 +159,13 @@ def pipeline_seconds(
     """
     stages = facts.stages
     assert stages is not None, "it can be a pipeline"
-    within = layout.shard if (per_node or DEVICES_PER_NODE) % layout.shard == 0 else layout.world
-    elements = 2 * samples * stages.bytes_per_sample // ELEMENT_BYTES  # forward, and gradients
-    sent = Exchange(kind="send", processes=2, among=within, elements=elements)
-    tied = Exchange(kind="all_reduce", processes=2, among=within, elements=stages.tied)
-    most = max(stage.trained for stage in stages_of(facts, layout))
-    summed = Exchange(kind="all_reduce", processes=layout.replicas, among=layout.world, elements=most)
-    seconds = compute + sent.seconds(gpu, per_node=per_node)
+    within = layout.shard if links.per_node % layout.shard == 0 else layout.world
+    pair = {"processes": 2, "among": within}
+    # Activations in forward, and their gradients.
+    sent = Exchange(kind="send", tensor_bytes=2 * samples * stages.bytes_per_sample, **pair)
+    tied = Exchange(kind="all_reduce", tensor_bytes=ELEMENT_BYTES * stages.tied, **pair)
+    most = ELEMENT_BYTES * max(stage.trained for stage in stages_of(facts, layout))
+    summed = Exchange(kind="all_reduce", processes=layout.replicas, among=layout.world, tensor_bytes=most)
+    seconds = compute + sent.seconds(links)
     busy = 1 - idle_share(layout, accumulation=accumulation)
-    return seconds / busy + sum(each.seconds(gpu, per_node=per_node) for each in (tied, summed))
+    return seconds / busy + sum(each.seconds(links) for each in (tied, summed))

@@ -21,6 +21,7 @@ from lib.plan.roofline import (
 from lib.plan.sharding import (
     DEVICES_PER_NODE,
     ELEMENT_BYTES,
+    Links,
     exposed_seconds,
     held,
     layouts,
@@ -276,7 +277,7 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
     )
     if layout.strategy == "pipeline":
         trained = slowest_stage(trained, facts, layout)
-    precision, per_node = context.step.precision, context.placement.per_node
+    precision = context.step.precision
     branches = [*zip(facts.branches or (), layout.branch_devices or (1, 1), strict=False)]
     times = step_seconds(
         trained,
@@ -294,11 +295,12 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
         times = times[0] + copies, times[1] + copies
     if layout.world == 1:
         return times
+    links = Links.of(gpu, context.config, per_node=context.placement.per_node)
     if layout.strategy == "pipeline":
-        sizes = {"samples": split.samples, "accumulation": split.accumulation, "per_node": per_node}
-        fastest, slowest = (pipeline_seconds(each, facts, layout, gpu, **sizes) for each in times)
+        sizes = {"samples": split.samples, "accumulation": split.accumulation}
+        fastest, slowest = (pipeline_seconds(each, facts, layout, links, **sizes) for each in times)
         return fastest, slowest
-    traffic = traffic_seconds(facts.units, layout, gpu, accumulation=split.accumulation, per_node=per_node)
+    traffic = traffic_seconds(facts.units, layout, links, accumulation=split.accumulation)
     fastest, slowest = (seconds + exposed_seconds(traffic, compute=seconds) for seconds in times)
     return fastest, slowest
 

@@ -5,17 +5,16 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from lib.plan.gpus import find_gpu
+from lib.plan.sharding import Links
 from lib.plan.show import hanging
-from lib.plan.sizing import Candidate
-from lib.units import bytes_text, seconds_text
+from lib.plan.sizing import Candidate, SizingContext
+from lib.units import bytes_text, counted, seconds_text
 
 
 def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
     """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
     yield "Parallelism strategies: samples at a time x micro-batches, memory of the fullest device, estimated"
-    gpu = find_gpu(strategies[0].context.placement.name)
-    rate = "" if gpu is None else f", assuming {gpu.link_bytes_per_second / 1e9:g} GB/s each way of a link"
-    yield f"time of an optimizer step{rate}"
+    yield f"time of an optimizer step{_assumed_rates(strategies[0].context)}"
     widest = max(7, *(len(strategy_name(row)) for row in strategies))
     for _, alike in groupby(strategies, key=lambda row: (row.split and id(row), row.verdict)):
         row, *others = alike
@@ -27,6 +26,19 @@ def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Itera
         yield from hanging(head, row.verdict, columns=columns, indent="    ")
     if re.search(r"[/(]", " ".join(map(strategy_name, strategies))):
         yield "(NAME/N: N devices hold one copy together; split(A,B): devices of each frozen model)"
+
+
+def _assumed_rates(context: SizingContext) -> str:
+    gpu, placement = find_gpu(context.placement.name), context.placement
+    if gpu is None:
+        return ""
+    links = Links.of(gpu, context.config, per_node=placement.per_node)
+    within = f", assuming {links.node_bytes_per_second / 1e9:g} GB/s each way of a link"
+    if placement.world.value <= links.per_node:
+        return within
+    gbit = f"{8 * links.network_bytes_per_second / 1e9:g}"
+    between = f"{gbit} Gbit/s of network for each device, {counted(links.per_node, 'device')} on a node"
+    return f"{within} and {between} (CONFIG_DIST_NETWORK_GBIT)"
 
 
 def strategy_name(row: Candidate) -> str:

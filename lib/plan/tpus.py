@@ -90,6 +90,12 @@ def slice_of(name: str) -> Slice:
     return Slice(generation=generation, number=number)
 
 
+def slice_sizes(device: str) -> tuple[int, ...]:
+    """Return the numbers of devices, which have that name, of the slices of one host."""
+    known = GENERATIONS[device.removeprefix("TPU ")]
+    return tuple(number // known.cores for number in known.hosts)
+
+
 def explain_count(device: str, count: int) -> str:
     """Explain how Google names a slice of `count` devices of that name; "" where it has no such slice."""
     generation = device.removeprefix("TPU ")

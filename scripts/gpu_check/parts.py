@@ -1,6 +1,6 @@
 """One part of the checks on a real GPU: its measurements in order, until the time is up.
 
-`python -m scripts.gpu_check.parts 1|2|3 OUTDIR`, by scripts/gpu_check.sh.
+`python -m scripts.gpu_check.parts 1|2|3|4 OUTDIR`, by scripts/gpu_check.sh.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from lib.plan.gpus import find_gpu
 from lib.plan.micro_batch_search import smallest_near_best
 from lib.plan.types import Precision
 from scripts.gpu_check.cases import CASES, Setting
+from scripts.gpu_check.layouts import RUN_SECONDS, layout_row, shipped_cases
 from scripts.gpu_check.trials import installed, largest
 from scripts.gpu_check.worker import Answer, Child
 
@@ -180,7 +182,25 @@ def part_3(bench: Bench) -> None:
         bench.add("lightning", **arguments, **bench.ask("lightning", **arguments))
 
 
-PARTS = {1: part_1, 2: part_2, 3: part_3}
+def part_4(bench: Bench, *, devices: int | None = None) -> None:
+    """Train with each parallelism strategy on all devices, beside one device.
+
+    devices: None for the GPUs of this machine.
+    """
+    devices = torch.cuda.device_count() if devices is None else devices
+    bench.child.close()  # what it holds is memory that the runs need
+    with tempfile.TemporaryDirectory(prefix="anneal-layouts-") as folder:
+        for case in shipped_cases():
+            one: list[float] = []
+            for strategy in bench.in_time("single", *case.strategies):
+                limits: dict[str, Any] = {"seconds": min(RUN_SECONDS, bench.left_seconds), "devices": devices}
+                own = Path(folder, case.defconfig)
+                row = layout_row(case, strategy, one=one, folder=own, **limits)
+                one = row.get("losses", []) if strategy == "single" else one
+                bench.add("layout", **row)
+
+
+PARTS = {1: part_1, 2: part_2, 3: part_3, 4: part_4}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -202,7 +222,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments: part (1, 2 or 3), directory, and seconds after which nothing new is begun."""
+    """Parse the arguments: part (1 to 4), directory, and seconds after which nothing new is begun."""
     parser = argparse.ArgumentParser(prog="scripts/gpu_check.sh", description=__doc__)
     parser.add_argument("part", type=int, choices=PARTS)
     parser.add_argument("directory", type=Path, metavar="OUTDIR")

@@ -34,7 +34,7 @@ from scripts.gpu_check.cases import (
     training_of,
 )
 from train.planning.memory_estimate import trace_memory
-from train.planning.step_estimate import gpu_of_hardware, step_time_of
+from train.planning.step_estimate import step_time_of
 
 TIMED_STEPS = 5
 RESOLUTION = 50  # a search ends within a fiftieth of the largest size
@@ -118,12 +118,9 @@ def predict(setting: dict[str, Any]) -> dict[str, Any]:
 def estimate(setting: dict[str, Any]) -> dict[str, Any]:
     """Estimate the time of a step of `setting`; empty for a GPU that is not in the catalogue."""
     config, data, hardware, plan = open_setting(Setting(**setting))
-    gpu, found = gpu_of_hardware(hardware), trace_memory(config, plan, data, hardware=hardware)
-    return (
-        {}
-        if gpu is None
-        else dataclasses.asdict(step_time_of(plan, found, data, gpu, per_node=hardware.per_node))
-    )
+    found = trace_memory(config, plan, data, hardware=hardware)
+    estimated = step_time_of(plan, found, data, config, hardware)
+    return {} if estimated is None else dataclasses.asdict(estimated)
 
 
 def choose(setting: dict[str, Any], free_bytes: list[int], most: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.plan.fitting import step_settings
+from lib.plan.planner import compare_strategies
 from lib.plan.types import fixed_plan
 from lib.runs.directory import RunDir
 from lib.runs.sinks import check_packages
@@ -40,6 +41,7 @@ from tests.contract.small_runs import (
     launched,
     machine,
     machine_of,
+    needed,
     plan_here,
     plan_on,
     planned,
@@ -232,7 +234,18 @@ def files(place: DataLocation, config: Config) -> Outcome:
     return written, told, found
 
 
+def between_nodes(place: DataLocation, config: Config) -> Outcome:
+    """What replicas on two nodes wait longer for each other than on one, by estimate."""
+    training_data, found = place.data(config), list[float]()
+    predict = partial(needed, data=training_data)
+    for per_node in (4, 2):
+        hardware = dataclasses.replace(machine("h100-80g-70g-free-x4"), per_node=per_node)
+        ddp, *_ = compare_strategies(config, hardware, training_data.facts, predict=predict)
+        found.append(ddp.seconds[0] if ddp.seconds else 0.0)
+    return found[1] - found[0]
+
+
 WITNESSES: tuple[Witness, ...] = (
     tiers, model, plans, data, job, checkpoint_formats, training, shortage, launch, files, data_nowhere,
-    data_damaged, memory,
+    data_damaged, memory, between_nodes,
 )  # fmt: skip

@@ -108,7 +108,7 @@ def first_rows(part: Part) -> tuple[int, str]:
     return part.size, content.hexdigest()
 
 
-def _needed(trial: StepSettings, *, data: TrainingData) -> dict[str, int]:
+def needed(trial: StepSettings, *, data: TrainingData) -> dict[str, int]:
     """In place of a simulation, which `memory` makes: bytes that go with samples and weights."""
     assert data.facts.units is not None
     layout = trial.layout or Layout(strategy="single", world=1, shard=1)
@@ -127,7 +127,7 @@ def plan_on(place: DataLocation, config: Config, data: TrainingData, hardware: H
     probed = Probed(
         measurements=(Measurement(micro_batch=2, need_bytes=1, samples_per_second=1),), failures=()
     )
-    predictor = SimpleNamespace(predictor=lambda _: partial(_needed, data=data))
+    predictor = SimpleNamespace(predictor=lambda _: partial(needed, data=data))
     with (
         mock.patch.object(run_plan, "MemoryTraces", lambda *_: predictor),
         mock.patch.object(autotune, "ProbeTarget"),

@@ -107,6 +107,7 @@ COMMANDS = {
     "make plan GPU=rtx4090 CONFIG_GRAD_CHECKPOINT_BLOCKS=y": END_TO_END,
     "make plan GPU=rtx4090 CONFIG_PRECISION_FP32=y": END_TO_END,
     "make plan GPU=h100-80gx8": END_TO_END,
+    "make plan GPU=a100-40gx16 CONFIG_DIST_NETWORK_GBIT=25": END_TO_END,
     "make plan GPU=h100-80g:70G CONFIG_AUTO_METHOD_TABLE=y": END_TO_END,
     "make sbatch": END_TO_END,
     "make submit": DRY,

@@ -1,4 +1,4 @@
-"""Processes of one run: `ddp_worker DIRECTORY WORLD [MODEL...]` leaves DIRECTORY/RANK.pt of each.
+"""Processes of one run: `ddp_worker DIRECTORY WORLD [KIND MODEL...]` leaves DIRECTORY/RANK.pt of each.
 
 The test calls `outcome` itself for the run on one process that the others are compared with.
 """
@@ -23,8 +23,9 @@ from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Column, Dataset, Spec, TableSpec
 from lib.devices.base import Backend
+from lib.distributed.fsdp import gathered
 from lib.nn.dropout import Dropout
-from lib.plan.types import Plan, rank_shares
+from lib.plan.types import SHARDS_WEIGHTS, Plan, Strategy, rank_shares
 from tests.e2e.ranks import endings
 from tests.support.chats import random_chats
 from tests.support.examples import examples, merged
@@ -80,6 +81,8 @@ class Case:
     counted: bool = False  # the loss is a sum over what only the device knows
     signalled: bool = False  # the last process gets a signal in its second step
     layout: dict[str, Any] = field(default_factory=dict)  # of several processes, whose other devices are one
+    strategy: Strategy = "ddp"  # of several processes without `layout`
+    scalars: bool = False  # a weight has no dimensions, which fully_shard refuses
     side: int = 0  # of images, where it is not the least that the model takes
 
 
@@ -204,6 +207,8 @@ def plan_of(case: Case, world: int) -> Plan:
     whole, rest = divmod(share, case.micro_batch)
     sizes = [case.micro_batch] * whole + [rest] * (rest > 0)
     changes = {**case.layout} if world > 1 else {}
+    if world > 1 and not case.layout:
+        changes |= {"strategy": case.strategy, "shard": world if case.strategy in SHARDS_WEIGHTS else 1}
     if case.padded:  # also where a share has fewer
         changes["micro_batch"] = case.micro_batch
     return small_plan(
@@ -243,8 +248,8 @@ def outcome(case: Case, backend: Backend) -> Outcome:
             stopped = error.step
     assert isinstance(job.task, Watched)
     return {
-        "model": clone(job.model.state_dict()),
-        "ema": clone(job.ema.state_dict()) if job.ema is not None else {},
+        "model": clone(gathered(job.model.state_dict())),
+        "ema": clone(gathered(job.ema.state_dict())) if job.ema is not None else {},
         "result": result,
         "carry": record.states[progress.step]["carry"] or {},
         "losses": [row["loss"] for row in record.of_kind("train")],
@@ -343,11 +348,12 @@ def outcomes(cases: Mapping[str, Case], world: int, directory: Path) -> list[dic
 
 
 def main() -> None:
-    """With models for pairwise combinations of them instead of CASES."""
-    directory, world, *models = sys.argv[1:]
-    from tests.e2e.device_combinations import pairwise  # which has its cases from here
+    """With `pairwise` or `sharded` and models for such combinations of them instead of CASES."""
+    directory, world, *words = sys.argv[1:]
+    from tests.e2e import device_combinations  # which has its cases from here
 
-    outcomes(pairwise(models) if models else CASES, int(world), Path(directory))
+    cases = getattr(device_combinations, words[0])(words[1:]) if words else CASES
+    outcomes(cases, int(world), Path(directory))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Combinations of a model and options that must train alike on any number of processes, in float64.
 
 `python -m tests.e2e.device_combinations [WORLD...]` runs all of them, by default on 2, 3, 5 and 7 processes,
-and prints the largest difference to one process. `make test` runs `pairwise` on three.
+and prints the largest difference to one process. `make test` runs `pairwise` of most models on two and three
+processes, `make test-long` also on five and seven, with `sharded` of some.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.devices.base import Backend
+from lib.plan.types import Strategy
 from tests.e2e.ddp_worker import Case, Outcome, outcome, outcomes
 from tests.support.examples import merged
 from tests.support.training import largest_difference
@@ -28,6 +30,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "label smoothing": {"label_smoothing": 0.1},
     "mixing": {"augment_mixup_alpha": 0.8, "augment_cutmix_alpha": 1.0, "augment_erase_pct": 30},
 }
+# The first shards no weight. HSDP needs four processes: test_sharded.py.
+STRATEGIES: tuple[Strategy, ...] = ("zero1", "zero2", "fsdp")
 PADDING, DROPOUT = "padding", "dropout"
 IMAGES = ("clipping", "EMA", "label smoothing", "mixing", PADDING)
 OTHERS = ("clipping", "EMA", PADDING)
@@ -42,7 +46,7 @@ MODELS: dict[str, tuple[Case, tuple[str, ...]]] = {
     "mlp": (Case(model="mlp", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     "gpt2": (Case(model="gpt2", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
     "vit": (Case(model="vit", micro_batch=5, settings={}), IMAGES),
-    "resnet_bk": (Case(model="resnet_bk", micro_batch=5, settings={}), (DROPOUT, *OTHERS)),
+    "resnet_bk": (Case(model="resnet_bk", micro_batch=5, scalars=True, settings={}), (DROPOUT, *OTHERS)),
     **{name: (Case(**case), OTHERS) for name, case in merged("DISTRIBUTED").items()},
 }
 
@@ -65,6 +69,16 @@ def everything(models: Iterable[str] = tuple(MODELS)) -> dict[str, Case]:
         for options in MODELS[model][1:]
         for count in range(len(options) + 1)
         for chosen in itertools.combinations(options, count)
+    }
+
+
+def sharded(models: Iterable[str] = tuple(MODELS)) -> dict[str, Case]:
+    """Return the cases with sharded state: "MODEL + STRATEGY + OPTION..." with all options of the model."""
+    plain = {model: case for model in models if not (case := combined(model, MODELS[model][1])).layout}
+    return {
+        " + ".join((model, strategy, *MODELS[model][1])): dataclasses.replace(case, strategy=strategy)
+        for model, case in plain.items()
+        for strategy in STRATEGIES[: 1 if case.scalars else None]
     }
 
 
@@ -95,7 +109,7 @@ def difference(one: Outcome, other: Outcome) -> float:
 
 def main() -> int:
     """Run all combinations. Returns 1 if one differs by more than EXACT."""
-    cases, worst = everything(), 0.0
+    cases, worst = everything() | sharded(), 0.0
     one = {name: outcome(case, Backend("cpu")) for name, case in cases.items()}
     for world in map(int, sys.argv[1:] or WORLDS):
         with tempfile.TemporaryDirectory() as folder:

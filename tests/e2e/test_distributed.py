@@ -13,7 +13,16 @@ import torch
 from lib.devices.base import Backend
 from lib.plan.types import rank_shares
 from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, Outcome, outcome
-from tests.e2e.device_combinations import EXACT, LARGE, MODELS, difference, everything, pairs_of, pairwise
+from tests.e2e.device_combinations import (
+    EXACT,
+    LARGE,
+    MODELS,
+    difference,
+    everything,
+    pairs_of,
+    pairwise,
+    sharded,
+)
 from tests.e2e.workers import run_worker
 from tests.support.examples import merged, told_of
 from tests.support.once import made_once
@@ -39,6 +48,8 @@ PORTABLE += ["metrics", "early stop", "several labels", "tags", "chats", "packed
 WITH_A_CARRY = [name for names in told_of("WITH_A_CARRY") for name in names]
 SMALL = [name for name in MODELS if name not in LARGE]
 PAIRWISE = pairwise(SMALL)
+SHARDED_MODELS = ("gpt2", "resnet18")
+SHARDED = sharded(SHARDED_MODELS)
 WORLDS = [*(pytest.param(world, marks=pytest.mark.long) for world in (5, 7))]
 
 
@@ -58,24 +69,37 @@ def ranks(
     return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
 
 
-def trained_by(world: int, directory: Path, which: Sequence[str] = ()) -> None:
+def trained_by(world: int, directory: Path, *which: str) -> None:
     run_worker("ddp_worker", directory, world, *which)
+
+
+def made_by(factory: pytest.TempPathFactory, world: int, kind: str, models: Sequence[str]) -> list[Any]:
+    """What each process makes of the combinations of that kind."""
+
+    def make(directory: Path) -> None:
+        trained_by(world, directory, kind, *models)
+
+    directory = made_once(factory, f"{kind}-{world}", make)
+    return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
 
 
 @pytest.fixture(scope="module", params=[2, 3, *WORLDS])
 def combined(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Outcome]]:
-    """What each of several processes makes of the combinations of options."""
-    world = int(request.param)
-    make = partial(trained_by, world, which=SMALL)
-    directory = made_once(tmp_path_factory, f"pairwise-{world}", make)
-    return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
+    return made_by(tmp_path_factory, int(request.param), "pairwise", SMALL)
+
+
+@pytest.fixture(scope="module", params=[5, 7])
+def with_shards(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Outcome]]:
+    return made_by(tmp_path_factory, int(request.param), "sharded", SHARDED_MODELS)
 
 
 @cache
 def alone(case: str) -> Outcome:
-    return outcome(PAIRWISE[case], Backend("cpu"))
+    return outcome((PAIRWISE | SHARDED)[case], Backend("cpu"))
 
 
 @pytest.mark.parametrize("case", PAIRWISE)
@@ -84,8 +108,15 @@ def test_options_change_nothing_together(case: str, combined: list[dict[str, Out
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("case", SHARDED)
+def test_sharded_state_changes_nothing(case: str, with_shards: list[dict[str, Outcome]]) -> None:
+    """With all options of a model; test_sharded.py has none of them, on two to four processes."""
+    assert_the_same(case, alone(case), with_shards)
+
+
+@pytest.mark.long
 def test_options_change_nothing_together_in_a_large_network(tmp_path: Path) -> None:
-    trained_by(3, tmp_path, LARGE)
+    trained_by(3, tmp_path, "pairwise", *LARGE)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     for name, case in pairwise(LARGE).items():
         assert_the_same(name, outcome(case, Backend("cpu")), ranks)

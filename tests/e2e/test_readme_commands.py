@@ -63,6 +63,11 @@ PLANS = [
     ("make plan GPU=rtx4090 CONFIG_GRAD_CHECKPOINT_BLOCKS=y", SHORT_TEXT, "GRAD_CHECKPOINT = blocks"),
     ("make plan GPU=rtx4090 CONFIG_PRECISION_FP32=y", SHORT_TEXT, "PRECISION = fp32"),
     ("make plan GPU=h100-80gx8", SHORT_TEXT, "128 on each of 8 devices"),
+    (
+        "make plan GPU=a100-40gx16 CONFIG_DIST_NETWORK_GBIT=25",
+        SHORT_TEXT,
+        "and 25 Gbit/s of network for each",
+    ),
     ("make plan GPU=h100-80g:70G CONFIG_AUTO_METHOD_TABLE=y", SHORT_TEXT, "from the table of free memory"),
     ("make sbatch", "", "run.sbatch"),
     (

@@ -39,6 +39,15 @@ def test_what_is_shown_is_what_a_run_would_do(capsys: pytest.CaptureFixture[str]
         plan(config, parse_gpu("a100-40g"), document_facts())
 
 
+@pytest.mark.parametrize(("name", "counts"), [("tpu-v4-8", [4]), ("tpu-v5e-4", [1, 4, 8])])
+def test_of_tpus_only_slices_that_there_are_are_shown(
+    name: str, counts: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert elastic.show(name) == 0
+    _, _, *lines = capsys.readouterr().out.splitlines()
+    assert [int(line[:3]) for line in lines if line[:3].strip()] == counts
+
+
 def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elastic, "probe", lambda _: elastic.parse_gpu("cpu-24g"))
     with pytest.raises(ConfigError, match="name one: GPU=a100-40g"):

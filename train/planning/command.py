@@ -26,6 +26,7 @@ from lib.plan.gpus import machine_names, parse_gpu
 from lib.plan.placement import STEP_COMPILER, by_requested_backend, of_all_nodes, place
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import LAUNCH_SECONDS, StepTime
+from lib.plan.sharding import Links
 from lib.plan.show import format_need, show
 from lib.plan.sizing import Candidate
 from lib.plan.strategy_table import format_strategies
@@ -47,7 +48,7 @@ from train.planning.changes import (
     smaller_peaks,
 )
 from train.planning.memory_estimate import Launches, MemoryTraces
-from train.planning.step_estimate import gpu_of_hardware, step_flop_of, step_time_of
+from train.planning.step_estimate import gpu_of_hardware, links_of, step_flop_of, step_time_of
 from train.record import log
 from train.training_data import TrainingData, describe_training_data
 
@@ -70,6 +71,7 @@ class Outlook:
     step_time: StepTime | None  # None if the device is not in the catalogue
     cost: Cost
     gpu_origin: str | None  # source of the catalogue's figures
+    links: Links | None  # that the estimates assume
     alternatives: tuple[str, ...]
     strategies: tuple[Candidate, ...]  # empty for one device
     method: str  # that chose the micro-batch: manual, table, predicted or measured
@@ -89,6 +91,7 @@ class Outlook:
             "cost": dataclasses.asdict(self.cost),
             "allocator": allocator_setting() if self.plan.device == "cuda" else None,
             "gpu_figures_from": self.gpu_origin,
+            "links_assumed": self.links and dataclasses.asdict(self.links),
             "alternatives": list(self.alternatives),
             "ways_to_spread": [each.to_json() for each in self.strategies],
             "method": self.method,
@@ -145,10 +148,11 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
     if as_json:
         print(json.dumps(outlook.to_json(), indent=2))
         return 0
+    print(*resolved.requested(), "", sep="\n")
     show(outlook.plan, sys.stdout)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
     padding = [line] if (line := format_padding(data.dataset, outlook.plan, seed=config.seed)) else []
-    for line in [*_lines(outlook), *padding, *resolved.requested(), "", *format_cost(outlook.cost, price)]:
+    for line in [*_lines(outlook), *padding, "", *format_cost(outlook.cost, price)]:
         print(textwrap.fill(line, width, subsequent_indent="  "))
     return 0
 
@@ -162,8 +166,7 @@ def _at_tier(
             "CONFIG_TIER_AUTO=y means another configuration on each machine",
             todo="set a tier (CONFIG_TIER_2=y) to compare machines",
         )
-    hardware = parse_gpu(names[0]) if names else None
-    return with_tier(resolved, root=root, log=log, hardware=hardware)
+    return with_tier(resolved, root=root, log=log, hardware=parse_gpu(names[0]) if names else None)
 
 
 def look_ahead(
@@ -188,10 +191,8 @@ def look_ahead(
     decided = apply_hyperparams(config, False, hardware=hardware, facts=data.facts, **options)
     methods = {None: "manual", "table": "table"}
     size, several = data.dataset.train.size, decided.strategy != "single"
-    found = memory_traces.of(step_settings(decided), hardware)
-    gpu = gpu_of_hardware(hardware)
-    budget = budget_of(config, train_size=size, effective_batch=decided.effective_batch)
-    step_time = None if gpu is None else step_time_of(decided, found, data, gpu, per_node=hardware.per_node)
+    found, gpu = memory_traces.of(step_settings(decided), hardware), gpu_of_hardware(hardware)
+    step_time = step_time_of(decided, found, data, config, hardware)
     step_flop = step_flop_of(decided, found, data.facts)
     outlook = Outlook(
         plan=decided,
@@ -203,13 +204,15 @@ def look_ahead(
         cost=cost_of(
             decided,
             step_time,
-            **dataclasses.asdict(budget),
+            **dataclasses.asdict(budget_of(config, train_size=size, effective_batch=decided.effective_batch)),
+            train_size=size,
             step_flop=step_flop,
             device=hardware.devices[0].name,
             gpu=gpu,
             price=price,
         ),
         gpu_origin=None if gpu is None else gpu.origin,
+        links=links_of(config, hardware),
         alternatives=(),
         strategies=compare_strategies(config, hardware, data.facts, **options) if several else (),
         method="measured" if measured is not None else methods.get(config.auto_method, "predicted"),
@@ -359,7 +362,7 @@ def _rank(found: Outlook | PlanError, price: str) -> tuple[float, ...]:
 def _machine(name: str, found: Outlook | PlanError) -> str:
     """Return the name, with the number of devices where there are several."""
     devices = 1 if isinstance(found, PlanError) else found.cost.devices
-    return f"{name} ({devices} devices)" if devices > 1 else name
+    return f"{name} ({devices} devices)" if devices > 1 and not name.endswith(f"x{devices}") else name
 
 
 def _cells(found: Outlook | PlanError, price: str) -> tuple[str, ...]:

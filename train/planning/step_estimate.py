@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lib.config import Config
 from lib.plan.gpus import Gpu, find_gpu
 from lib.plan.roofline import StepTime, StepWork, copy_seconds, estimate_step_time
-from lib.plan.sharding import traffic_seconds
+from lib.plan.sharding import Links, traffic_seconds
 from lib.plan.stages import idle_share, pipeline_seconds, slowest_stage, stages_of
 from lib.plan.types import Hardware, ModelFacts, Plan
 from lib.units import seconds_text
@@ -27,10 +28,19 @@ def step_flop_of(plan: Plan, found: MemoryTrace, facts: ModelFacts) -> int:
     return flop
 
 
+def links_of(config: Config, hardware: Hardware) -> Links | None:
+    """Return the links between the devices; None where `gpu_of_hardware` is."""
+    gpu = gpu_of_hardware(hardware)
+    return None if gpu is None else Links.of(gpu, config, per_node=hardware.per_node)
+
+
 def step_time_of(
-    plan: Plan, found: MemoryTrace, data: TrainingData, gpu: Gpu, *, per_node: int = 0
-) -> StepTime:
-    """Estimate the time of a step of `plan`, traced as `found`, on `per_node` devices `gpu` of each node."""
+    plan: Plan, found: MemoryTrace, data: TrainingData, config: Config, hardware: Hardware
+) -> StepTime | None:
+    """Estimate the time of a step of `plan`, traced as `found`; None where `gpu_of_hardware` is."""
+    gpu, links = gpu_of_hardware(hardware), links_of(config, hardware)
+    if gpu is None or links is None:
+        return None
     parts = found.trace.at_peak()
     frozen_bytes = parts.get("frozen models", 0)
     if plan.strategy == "sequential":  # both are read in a step, but only one of them is there at the peak
@@ -49,12 +59,12 @@ def step_time_of(
     if pipeline:
         work = replace(slowest_stage(work, data.facts, plan.layout), flop=work.flop)
     units = () if pipeline else data.facts.units or ()
-    traffic = traffic_seconds(units, plan.layout, gpu, accumulation=plan.accumulation, per_node=per_node)
+    traffic = traffic_seconds(units, plan.layout, links, accumulation=plan.accumulation)
     time = estimate_step_time(work, gpu, precision=plan.precision, compiled=plan.compile, traffic=traffic)
     if pipeline:
-        sizes = {"samples": plan.shares[0], "accumulation": plan.accumulation, "per_node": per_node}
+        sizes = {"samples": plan.shares[0], "accumulation": plan.accumulation}
         fast, slow = (
-            pipeline_seconds(each, data.facts, plan.layout, gpu, **sizes)
+            pipeline_seconds(each, data.facts, plan.layout, links, **sizes)
             for each in (time.fastest_seconds, time.slowest_seconds)
         )
         idle = idle_share(plan.layout, accumulation=plan.accumulation)

@@ -20,7 +20,13 @@ H100 = gpu_of("h100-80g")
 def cost(**changes: Any) -> Cost:
     """Two H100 for 3,600 steps of 1 to 2 seconds."""
     plan = fixed_plan("given", micro_batch=8, world=2, device="cuda", precision="bf16")
-    given: dict[str, Any] = {"total_steps": 3600, "total_seconds": None, "step": STEP, "step_flop": 4e14}
+    given: dict[str, Any] = {
+        "total_steps": 3600,
+        "total_seconds": None,
+        "step": STEP,
+        "step_flop": 4e14,
+        "train_size": 3200,
+    }
     return cost_of(plan, **{**given, "gpu": H100, "device": H100.name, **changes})
 
 
@@ -31,7 +37,7 @@ def test_hours_energy_and_money_by_hand() -> None:
     assert found.money == pytest.approx((5.0, 10.0))
     assert found.flop_per_second == (2e14, 4e14)
     lines = list(format_cost(found, "2.5"))
-    assert lines[0].startswith("Training: 1 to 2 hours, 3,600 steps (estimate, without evaluation")
+    assert lines[0].startswith("Training: 1 to 2 hours, 3,600 steps, 18 epochs (estimate, without evaluation")
     assert "200 to 400 TFLOP/s on each device, 20.2 to 40.4 % of its peak of 989.4" in lines[1]
     assert lines[2] == (
         "Energy: 1.4 to 2.8 kWh, if each device draws its 700 W of board power all the time; without the host"
@@ -46,7 +52,9 @@ def test_hours_energy_and_money_by_hand() -> None:
 def test_a_budget_in_seconds_gives_the_time_and_estimates_the_steps() -> None:
     found = cost(total_steps=None, total_seconds=1800.0, price="1")
     assert found.seconds == (1800, 1800) and found.steps == (900, 1800) and found.money == (1, 1)
-    assert next(format_cost(found, "1")).startswith("Training: 30 minutes, 900 to 1,800 steps (estimate")
+    line = next(format_cost(found, "1"))
+    assert line.startswith("Training: 30 minutes, 900 to 1,800 steps, 4.5 to 9 epochs (estimate")
+    assert ", 200 steps, 1 epoch (" in next(format_cost(cost(total_steps=200), ""))
 
 
 def test_what_is_not_known_is_said() -> None:
@@ -55,7 +63,8 @@ def test_what_is_not_known_is_said() -> None:
     assert (unknown.seconds, unknown.kwh, unknown.money) == (None, None, None)
     time, money = format_cost(unknown, "2")
     assert time == (
-        "Training: 3,600 steps; time and energy not estimated: some CPU is not in the catalogue of GPUs"
+        "Training: 3,600 steps, 18 epochs; time and energy not estimated: "
+        "some CPU is not in the catalogue of GPUs"
     )
     add = "; add GPU= to plan for a GPU, as in GPU=h100-80g"
     assert money == f"Money: not estimated, the time is not known{add}"

@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.devices.base import Backend, DistributedBackend
-from lib.distributed.fsdp import local, local_shard
+from lib.distributed.fsdp import local, local_shard, shard_model, weight_units
 from lib.memory.live import LiveBytes
 from lib.memory.predict import add_state
 from lib.plan.sharding import exchanges, held, layouts, part_elements, shares
@@ -126,7 +126,7 @@ def predicted(layout: Layout) -> tuple[Counter[Call], int]:
     units = data().facts.units
     assert units is not None
     every = exchanges(units, layout, accumulation=len(MICRO_BATCHES))
-    calls = Counter((each.kind, each.processes, each.elements) for each in every)
+    calls = Counter((each.kind, each.processes, each.tensor_bytes // 4) for each in every)
     return calls, held(units, layout).state_bytes(element_bytes=8, optimizer_numbers=2)
 
 
@@ -179,6 +179,36 @@ def test_another_way_to_gather_would_be_told(strategy: str, monkeypatch: pytest.
     (found, held_bytes), (calls, expected_bytes) = exchanged_by(layout), predicted(layout)
     assert found != calls and held_bytes == expected_bytes
     assert sum(found.values()) != sum(calls.values())
+
+
+class HalfBlock(nn.Module):
+    """A frozen layer in half precision and a trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(16, 16).to(torch.bfloat16).requires_grad_(False)
+        self.own = nn.Linear(16, 16)
+
+    def forward(self, input_BC: torch.Tensor) -> torch.Tensor:
+        return self.own(self.frozen(input_BC.bfloat16()).float())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "fsdp"])
+def test_torch_gathers_weights_in_their_own_types(strategy: str) -> None:
+    model, layout = nn.Sequential(nn.Linear(16, 16), HalfBlock(), HalfBlock()), layout_of(strategy, 4)
+    every = exchanges(weight_units(model), layout, accumulation=1)
+    expected = Counter((each.kind, each.processes, each.tensor_bytes) for each in every)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
+    try:
+        shard_model(model, layout, device_type="cpu")
+        with Exchanged() as exchanged:
+            torch.autograd.backward(model(torch.zeros(1, 16)).sum())
+    finally:
+        dist.destroy_process_group()
+    whole, half = 4 * (16 * 16 + 16), 2 * (16 * 16 + 16)
+    mixed = ("all_gather", 4, whole + half)  # which torch gathers as bytes, and the rest as elements of fp32
+    found = {call if call == mixed else (*call[:2], 4 * call[2]): n for call, n in exchanged.calls.items()}
+    assert mixed in found and found == expected
 
 
 class OfShards(LiveBytes):

@@ -115,6 +115,12 @@ def test_all_stands_for_the_catalogue() -> None:
         == (*gpus, "tpu-v4-8", "tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
     )
     assert machine_names("t4x2") == ("t4x2",)
+    of_four = machine_names(" allX4")
+    assert {"t4x4", "mi300xx4", "tpu-v4-8", "tpu-v5e-4"} < {*of_four}
+    assert not {"m2-maxx4", "tpu-v5e-8", "tpu-v6e-1"} & {*of_four}
+    assert {len(parse_gpu(name).devices) for name in of_four} == {4}
+    with pytest.raises(ConfigError, match=r"GPU=.*x0 cannot be planned for"):
+        parse_gpu(machine_names("allx0")[0])
     with pytest.raises(ConfigError, match="one is needed"):
         parse_gpu("all")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from lib.memory.live import Trace
 from lib.plan.gpus import gpu_of
 from lib.plan.sharding import (
+    NETWORK_GBIT,
+    Links,
     Units,
     exchanges,
     exposed_seconds,
@@ -23,8 +26,10 @@ from lib.plan.sharding import (
     traffic_seconds,
 )
 from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
+from tests.support.configs import make_config
 
 ALONE = Layout(strategy="single", world=1, shard=1)
+H100 = gpu_of("h100-80g")
 SHAPES = st.lists(st.integers(1, 300), min_size=1, max_size=3).map(tuple)
 UNITS = st.lists(st.lists(SHAPES, min_size=1, max_size=4), min_size=1, max_size=4).map(
     lambda units: [[Weight(shape, True) for shape in unit] for unit in units]
@@ -117,7 +122,7 @@ def test_the_ways_are_listed_from_the_simplest() -> None:
 def test_what_is_exchanged_in_a_step() -> None:
     def found(strategy: str, *, world: int = 4, accumulation: int = 1) -> list[tuple[str, int, int]]:
         every = exchanges(SMALL, layout(strategy, world), accumulation=accumulation)
-        return [(each.kind, each.processes, each.elements) for each in every]
+        return [(each.kind, each.processes, each.tensor_bytes // 4) for each in every]
 
     assert found("ddp", accumulation=5) == [("all_reduce", 4, 100)]
     sent = [("broadcast", 4, elements) for elements in (40, 24, 6, 24, 6)]
@@ -140,28 +145,58 @@ def test_frozen_weights_are_gathered_and_nothing_else() -> None:
     for strategy, kind in (("ddp", "all_reduce"), ("zero1", "broadcast"), ("zero2", "reduce_scatter")):
         way = layout(strategy, 2)
         fewer, all_of_them = (
-            sum(each.elements for each in exchanges(units, way, accumulation=1) if each.kind == kind)
+            sum(each.tensor_bytes for each in exchanges(units, way, accumulation=1) if each.kind == kind)
             for units in (frozen, SMALL)
         )
-        assert all_of_them - fewer == 40
+        assert all_of_them - fewer == 4 * 40
     nothing_of_its_own: Units = [[], *SMALL[1:]]
     assert len(list(exchanges(nothing_of_its_own, layout("zero2", 2), accumulation=1))) == 2 + 2
 
 
 def test_how_long_an_exchange_takes() -> None:
-    gpu = gpu_of("h100-80g")
-
-    def seconds(strategy: str, *, world: int = 4, accumulation: int = 1) -> float:
-        return traffic_seconds(SMALL, layout(strategy, world), gpu, accumulation=accumulation)
+    def seconds(strategy: str, *, world: int = 4, accumulation: int = 1, **rates: Any) -> float:
+        return traffic_seconds(SMALL, layout(strategy, world), links_of(**rates), accumulation=accumulation)
 
     ring = 3 / 4 * 400 / 450e9  # 100 elements of 4 bytes
     assert seconds("ddp") == pytest.approx(2 * ring) == seconds("ddp", accumulation=5)
     assert seconds("zero1") == pytest.approx(3 * ring)
     assert seconds("zero2", accumulation=2) == pytest.approx(2 * 2 * 1.28 * ring)
     assert seconds("fsdp", accumulation=2) == pytest.approx(2 * (2.08 + 1.28) * ring)
-    assert seconds("fsdp", world=16) > 8 * seconds("fsdp", world=8), "between nodes it is slower"
-    assert seconds("hsdp", world=16) < seconds("fsdp", world=16)
+    # Between two nodes a ring goes through the adapters of all devices of a node.
+    ring = 15 / 16 * 400
+    assert seconds("ddp", world=16) == pytest.approx(2 * ring / (8 * 50e9))
+    assert seconds("ddp", world=16, gbit=25) == pytest.approx(2 * ring / (8 * 25e9 / 8))
+    assert seconds("ddp", world=16, gbit=800) == pytest.approx(2 * ring / 450e9), "links are slower"
+    assert seconds("ddp", world=8, gbit=25) == seconds("ddp", world=8), "on one node"
+    # Replicas of groups that are nodes go through one adapter each, and only gradients do.
+    own = [each for each in exchanges(SMALL, layout("hsdp", 16), accumulation=1) if each.among == 16]
+    assert own[0].seconds(links_of(gbit=25)) == pytest.approx(own[0].tensor_bytes / (25e9 / 8))
+    assert seconds("hsdp", world=16, gbit=25) < seconds("fsdp", world=16, gbit=25)
     assert exposed_seconds(3.0, compute=4.0) == 1.0 and exposed_seconds(1.0, compute=4.0) == 0.0
+
+
+def links_of(*, gbit: float = 400.0, per_node: int = 0) -> Links:
+    return Links.of(H100, make_config("lenet5", dist_network_gbit=gbit), per_node=per_node)
+
+
+def test_the_default_network_is_that_of_other_configurations() -> None:
+    assert make_config("lenet5").launch.dist_network_gbit == NETWORK_GBIT
+
+
+def test_weights_are_sent_in_their_own_types() -> None:
+    """Frozen layers in half precision: half of their bytes are gathered, and none is reduced."""
+    halved = [
+        SMALL[0],
+        *([replace(each, trainable=False, element_bytes=2) for each in unit] for unit in SMALL[1:]),
+    ]
+    found, whole = (
+        [each for each in exchanges(units, layout("fsdp", 4), accumulation=1) if each.kind == "all_gather"]
+        for units in (halved, SMALL)
+    )
+    root, *blocks = found
+    assert root == whole[0] and [2 * each.tensor_bytes for each in blocks] == [
+        each.tensor_bytes for each in whole[1:]
+    ]
 
 
 def test_whole_weights_are_dealt_out_the_largest_first() -> None:
@@ -180,6 +215,8 @@ def test_the_moment_of_the_peak_is_another_where_some_memory_is_in_parts() -> No
 def test_nodes_of_few_devices_have_slow_links_and_groups_of_their_size() -> None:
     assert [group_of(8, per_node=4), group_of(16, per_node=4), group_of(6, per_node=4)] == [4, 4, None]
     assert group_of(8) == 4 and group_of(16) == 8
-    gpu, copies = gpu_of("h100-80g"), layout("ddp", 8)
-    one, two = (traffic_seconds(SMALL, copies, gpu, accumulation=1, per_node=each) for each in (8, 4))
-    assert two > one == traffic_seconds(SMALL, copies, gpu, accumulation=1)
+    one, two, default = (
+        traffic_seconds(SMALL, layout("ddp", 8), links_of(per_node=each), accumulation=1)
+        for each in (8, 4, 0)
+    )
+    assert two > one == default

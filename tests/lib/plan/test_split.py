@@ -258,7 +258,7 @@ def test_pairs_average_what_is_trained_and_nothing_else() -> None:
     (two,), (sixteen,) = (tuple(splits_over(devices, branches)) for devices in (2, 16))
     assert not list(exchanges(TRAINED, two, accumulation=2))
     (only,) = exchanges(TRAINED, sixteen, accumulation=2)
-    assert (only.kind, only.processes, only.among, only.elements) == ("all_reduce", 8, 16, 10_000_000)
+    assert (only.kind, only.processes, only.among, only.tensor_bytes) == ("all_reduce", 8, 16, 40_000_000)
 
 
 def test_they_are_shown_by_name() -> None:

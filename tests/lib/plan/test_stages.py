@@ -13,7 +13,7 @@ from lib.plan.fitting import MemoryEstimator, Parts, StepSettings
 from lib.plan.gpus import gpu_of, parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import StepWork
-from lib.plan.sharding import NETWORK_BYTES_PER_SECOND
+from lib.plan.sharding import Links
 from lib.plan.show import compact_text
 from lib.plan.sizing import Candidate
 from lib.plan.stages import (
@@ -113,23 +113,24 @@ def test_stages_wait_while_the_pipeline_fills_and_for_what_is_sent() -> None:
     assert idle_share(layout(4), accumulation=9) == 3 / 12
     facts, gpu = staged(1e9), gpu_of("a100-40g")
     assert facts.stages is not None and gpu is not None
-    sizes = {"samples": 64, "accumulation": 9}
+    sizes, links = {"samples": 64, "accumulation": 9}, Links.of(gpu, config_of(), per_node=0)
     alone = dataclasses.replace(facts, stages=dataclasses.replace(facts.stages, tied=0, bytes_per_sample=0))
-    assert pipeline_seconds(3.0, alone, layout(4), gpu, **sizes) == pytest.approx(4.0)
+    assert pipeline_seconds(3.0, alone, layout(4), links, **sizes) == pytest.approx(4.0)
     sent = 2 * 64 * SENT / gpu.link_bytes_per_second
     tied = 4 * 10_000 / gpu.link_bytes_per_second
     once = (3 + sent) * 12 / 9 + tied
-    assert pipeline_seconds(3.0, facts, layout(4), gpu, **sizes) == pytest.approx(once)
+    assert pipeline_seconds(3.0, facts, layout(4), links, **sizes) == pytest.approx(once)
     # Of two pipelines equal stages sum their gradients, after all micro-batches.
     most = max(stage.trained for stage in stages_of(facts, layout(8, shard=4)))
     summed = 4 * most / gpu.link_bytes_per_second
-    found = pipeline_seconds(3.0, facts, layout(8, shard=4), gpu, **sizes)
+    found = pipeline_seconds(3.0, facts, layout(8, shard=4), links, **sizes)
     assert found == pytest.approx(once + summed)
     # Two nodes of four: stages are within one, and equal ones across both. Of three: a pipeline is on two.
-    slow = gpu.link_bytes_per_second / NETWORK_BYTES_PER_SECOND
-    found = pipeline_seconds(3.0, facts, layout(8, shard=4), gpu, per_node=4, **sizes)
+    slow = gpu.link_bytes_per_second / links.network_bytes_per_second
+    of_four, of_three = (dataclasses.replace(links, per_node=each) for each in (4, 3))
+    found = pipeline_seconds(3.0, facts, layout(8, shard=4), of_four, **sizes)
     assert found == pytest.approx(once + summed * slow)
-    found = pipeline_seconds(3.0, facts, layout(8, shard=4), gpu, per_node=3, **sizes)
+    found = pipeline_seconds(3.0, facts, layout(8, shard=4), of_three, **sizes)
     assert found == pytest.approx((3 + sent * slow) * 12 / 9 + (tied + summed) * slow)
 
 
@@ -144,6 +145,22 @@ def test_it_is_chosen_where_links_are_slow_and_replicas_do_not_fit() -> None:
     assert "all on one pipeline, as requested" in decided.reasons["effective_batch"]
     assert "pipeline in 4 stages" in compact_text(decided, columns=100)
     assert Plan.from_json(decided.to_json()) == decided
+
+
+@pytest.mark.parametrize(("gbit", "strategy"), [(400.0, "ddp"), (25.0, "pipeline")])
+def test_it_is_chosen_where_the_network_between_nodes_is_slow(gbit: float, strategy: str) -> None:
+    """Two nodes of four: gradients of 8 GB against activations of 64 samples of 4 MB."""
+    machine = dataclasses.replace(parse_gpu("a100-40gx8"), per_node=4)
+    facts, config = staged(2e9), config_of(dist_network_gbit=gbit)
+    assert plan(config, machine, facts, predict=predictor(facts)).strategy == strategy
+    compared = compare_strategies(config, machine, facts, predict=predictor(facts))
+    _, rates, *_ = format_strategies(compared, columns=100)
+    assert rates.endswith(
+        f"300 GB/s each way of a link and {gbit:g} Gbit/s of network for each device, 4 devices on a node "
+        "(CONFIG_DIST_NETWORK_GBIT)"
+    )
+    one_node = dataclasses.replace(machine, per_node=8)
+    assert plan(config, one_node, facts, predict=predictor(facts)).strategy == "ddp", "it has no network"
 
 
 def test_it_is_not_chosen_where_replicas_are_as_fast() -> None:

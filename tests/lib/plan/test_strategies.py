@@ -82,7 +82,7 @@ TABLE = {
     ("a100-40gx4", 3e9): "zero1",  # 4 + 4 + 8 / 4
     ("a100-40gx4", 4.2e9): "zero2",  # 4 + 4 / 4 + 4 / 4 + 8 / 4
     ("a100-40gx4", 6e9): "fsdp",  # 16 / 4
-    ("a100-40gx16", 6e9): "hsdp",  # within groups of eight, beside a slow link
+    ("a100-40gx16", 6e9): "zero2",  # the network of eight devices is as fast as their links
     ("h200x2", 6e9): "ddp",
 }
 
@@ -93,6 +93,10 @@ def test_the_table_of_choices(machine: str, parameters: float) -> None:
     assert decided.strategy == TABLE[machine, parameters]
     assert decided.effective_batch == 64 and decided.memory is not None and decided.memory.fits
     assert Plan.from_json(decided.to_json()) == decided
+
+
+def test_between_nodes_with_a_slow_network_only_gradients_are_sent() -> None:
+    assert decide("a100-40gx16", 6e9, dist_network_gbit=25.0).strategy == "hsdp"
 
 
 def test_every_rival_is_told_why_it_lost() -> None:

@@ -8,6 +8,7 @@ DISTRIBUTED: dict[str, dict[str, Any]] = {
     "looped": {
         "model": "looped",
         "micro_batch": 5,
+        "scalars": True,
         "settings": {"ema": True, "ema_decay": 0.5, "grad_clip": 0.5},
     }
 }

@@ -259,7 +259,7 @@ def test_when_time_is_up_what_is_left_out_is_told(tmp_path: Path) -> None:
 def test_arguments() -> None:
     options = parse(["2", "out"])
     assert (options.part, options.directory) == (2, Path("out"))
-    for arguments in ([], ["4", "out"], ["one", "out"], ["1"], ["1", "out", "more"]):
+    for arguments in ([], ["5", "out"], ["one", "out"], ["1"], ["1", "out", "more"]):
         with pytest.raises(SystemExit) as stopped:
             parse(arguments)
         assert stopped.value.code == 2

@@ -25,6 +25,7 @@ from scripts.gpu_check.cases import (
 )
 from scripts.gpu_check.parts import BUSY, SIZES
 from scripts.gpu_check.trials import HANDLERS, events_of
+from train.planning import step_estimate
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +125,7 @@ def test_a_measurement(played_gpu: SimpleNamespace) -> None:
 
 def test_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HANDLERS["estimate"](setting=SMALL) == {}, "a CPU is not in the catalogue"
-    monkeypatch.setattr(trials, "gpu_of_hardware", lambda _: gpu_of("h100-80g"))
+    monkeypatch.setattr(step_estimate, "gpu_of_hardware", lambda _: gpu_of("h100-80g"))
     found = HANDLERS["estimate"](setting=SMALL)
     assert 0 < found["fastest_seconds"] < found["slowest_seconds"] < 0.1
     assert found["bound"] == "launching kernels" and json.dumps(found)

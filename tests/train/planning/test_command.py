@@ -29,7 +29,6 @@ from train.planning.changes import _LORA, further_changes
 from train.planning.command import (
     _compare,
     _lines,
-    _on_all_nodes,
     _rank,
     look_ahead,
     plan,
@@ -333,23 +332,6 @@ def test_what_training_refuses_is_not_planned(shipped: str, option: str, gpu: st
     )
     with pytest.raises(ConfigError, match=message):
         plan(requested, root=ROOT, gpu=gpu, as_json=True)
-
-
-@pytest.mark.slow
-def test_named_nodes_are_planned_without_an_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = {"CONFIG_DIST_NNODES": "2"}
-    requested = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=overrides)
-    assert plan(requested, root=ROOT, gpu="h100-80gx2", as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["plan"]["world"] == 4
-
-
-def test_several_nodes_are_planned_as_they_train() -> None:
-    """As after the rendezvous of the least number of nodes."""
-    config = small_config(dist_nnodes="2:3", num_devices=0)
-    config = config.replace(launch=dataclasses.replace(config.launch, dist_endpoint="here:29500"))
-    asked, joined = _on_all_nodes(config, parse_gpu("h100-80gx4"))
-    assert len(joined.devices) == asked.num_devices == 8 and joined.per_node == 4 and joined.of_all_nodes
-    assert _on_all_nodes(small_config(), joined) == (small_config(), joined), "one node stays as it is"
 
 
 @pytest.mark.parametrize(
