@@ -259,9 +259,9 @@ def _forward(plan: Plan, model: nn.Module, wrapped: nn.Module) -> Forward:
 def _keeping(config: Config, plan: Plan, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     if not config.activation_offload or plan.device not in OWN_MEMORY:
         return contextlib.nullcontext()
-    from lib.nn.activation_offload import offloading
+    from lib.nn.activation_offload import Offloading
 
-    return offloading(model)
+    return Offloading(model)
 
 
 def _ema(config: Config, plan: Plan, model: nn.Module, budget: Budget, log: Log) -> Ema | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,24 +13,28 @@ from lib.memory.simulation import simulated
 SMALLEST_BYTES = 1 << 20  # smaller tensors stay: a copy costs more than it saves
 
 
-def offloading(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Return a re-enterable context for forward passes of `model`.
+class Offloading(torch.autograd.graph.saved_tensors_hooks):
+    """Re-enterable context for forward passes of `model`.
 
     Tensors saved for backward within it are copied to host memory, bit for bit, and back when needed.
     Weights stay on the device, also those that autocast has converted; they are recognized by their shape,
-    or that of their transpose, so that activations of such a shape stay, too.
+    or that of their transpose, so that activations of such a shape stay, too. byte_count: copied so far, in
+    one direction.
     """
-    shapes = {shape for p in model.parameters() for shape in (tuple(p.shape), tuple(p.shape[::-1]))}
-    take = _forget if simulated() else _to_host
 
-    def pack(tensor: Tensor) -> Any:
+    def __init__(self, model: nn.Module) -> None:
+        self.byte_count = 0
+        self._kept = {shape for p in model.parameters() for shape in (tuple(p.shape), tuple(p.shape[::-1]))}
+        self._take = _forget if simulated() else _to_host
+        super().__init__(self._pack, _unpack)
+
+    def _pack(self, tensor: Tensor) -> Any:
         size = tensor.numel() * tensor.element_size()
         shared = size > tensor.untyped_storage().nbytes()  # an expanded view of a smaller tensor
-        if size < SMALLEST_BYTES or shared or tuple(tensor.shape) in shapes:
+        if size < SMALLEST_BYTES or shared or tuple(tensor.shape) in self._kept:
             return tensor
-        return take(tensor)
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
+        self.byte_count += size
+        return self._take(tensor)
 
 
 def _unpack(kept: Tensor | Callable[[], Tensor]) -> Tensor:

@@ -86,8 +86,14 @@ def plan_of(step: StepSettings) -> Plan:
     )
 
 
-# Keys of a prediction for work: FLOP and launches of kernels of a micro-batch, and launches of the update.
-WORK = ("FLOP of a micro-batch", "launches of a micro-batch", "launches of the update")
+# Keys of a prediction for work: FLOP and launches of kernels of a micro-batch, launches of the update, and
+# bytes that a micro-batch copies to main memory and back.
+WORK = (
+    "FLOP of a micro-batch",
+    "launches of a micro-batch",
+    "launches of the update",
+    "copies of a micro-batch",
+)
 # Key of a prediction for bytes that are in no tensor but lost between tensors in the allocator's segments.
 GAPS = "gaps"
 Parts: TypeAlias = Mapping[str, int]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from lib.plan.gpus import PCIE_BYTES_PER_SECOND, Gpu
 from lib.plan.sharding import exposed_seconds
-from lib.plan.types import Branch, Precision
+from lib.plan.types import Precision
 from lib.units import flop_text, seconds_text
 
 # Share of the peak that optimised training programs reach, from the rates that they publish: compiled GPT-2
@@ -41,6 +41,8 @@ class StepWork:
     optimizer_bytes:  optimizer state, without weights and gradients.
     frozen_bytes:     weights that are not trained.
     launches:         operators of all its micro-batches and of the update that launch a kernel.
+    copied_bytes:     between its memory and main memory. No computation hides these copies: frozen models
+                      wait for room, and offloaded activations are in the order of the kernels.
     """
 
     flop: float
@@ -51,6 +53,7 @@ class StepWork:
     activation_bytes: int
     frozen_bytes: int = 0
     launches: int = 0
+    copied_bytes: int = 0
 
     @property
     def least_bytes_moved(self) -> int:
@@ -118,7 +121,10 @@ def estimate_step_time(
         name for name in why if name in (max(fast, key=fast.__getitem__), max(slow, key=slow.__getitem__))
     ]
     reasons = [why[name] for name in bounds]
-    fastest, slowest = max(fast.values()), max(slow.values())
+    copies = work.copied_bytes / PCIE_BYTES_PER_SECOND
+    if copies:
+        reasons.append(f"with {seconds_text(copies)} of copies from and to main memory")
+    fastest, slowest = max(fast.values()) + copies, max(slow.values()) + copies
     exposed = [exposed_seconds(traffic, compute=seconds) for seconds in (fastest, slowest)]
     if exposed[0]:
         reasons.append(f"and up to {seconds_text(exposed[0])} of communication with assumed link rates")
@@ -161,15 +167,6 @@ def step_seconds(
     branches = [span(replace(alone, flop=flop, frozen_bytes=weight_bytes)) for flop, weight_bytes in frozen]
     before, (fastest, slowest) = span(replace(trained, activation_bytes=0)), zip(*branches, strict=True)
     return max(before[0] + max(fastest), launch[0]), max(before[1] + max(slowest), launch[1])
-
-
-def copy_seconds(branches: Sequence[Branch], *, precision: Precision, accumulation: int) -> float:
-    """Return the seconds of a `sequential` step's copies from main memory: each model in each micro-batch.
-
-    A copy waits for the room that the other model leaves, so that no computation hides it.
-    """
-    weight_bytes = sum(branch.weight_bytes(precision) for branch in branches)
-    return accumulation * weight_bytes / PCIE_BYTES_PER_SECOND
 
 
 def peak_flop_per_second(gpu: Gpu, *, precision: Precision) -> float:

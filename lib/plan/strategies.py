@@ -14,7 +14,6 @@ from lib.plan.roofline import (
     FLOP_SHARES,
     SHORT_SECONDS,
     StepWork,
-    copy_seconds,
     peak_flop_per_second,
     step_seconds,
 )
@@ -265,7 +264,13 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
     if gpu is None or facts.flop_per_sample is None or facts.units is None or memory is None:
         return None
     assert split is not None
-    whole, (flop, launches) = held(facts.units, Layout(strategy="single", world=1, shard=1)), _work(candidate)
+    whole, (flop, launches, copied) = (
+        held(facts.units, Layout(strategy="single", world=1, shard=1)),
+        _work(candidate),
+    )
+    precision = context.step.precision
+    if layout.strategy == "sequential":
+        copied += split.accumulation * sum(each.weight_bytes(precision) for each in facts.branches or ())
     trained = StepWork(
         flop=flop,
         accumulation=split.accumulation,
@@ -274,10 +279,10 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
         optimizer_bytes=memory.parts.get("optimizer", 0),
         activation_bytes=memory.parts.get("activations", 0) * split.accumulation,
         launches=launches,
+        copied_bytes=copied,
     )
     if layout.strategy == "pipeline":
         trained = slowest_stage(trained, facts, layout)
-    precision = context.step.precision
     branches = [*zip(facts.branches or (), layout.branch_devices or (1, 1), strict=False)]
     times = step_seconds(
         trained,
@@ -290,9 +295,6 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
         precision=precision,
         compiled=context.step.compile,
     )
-    if layout.strategy == "sequential":
-        copies = copy_seconds(facts.branches or (), precision=precision, accumulation=split.accumulation)
-        times = times[0] + copies, times[1] + copies
     if layout.world == 1:
         return times
     links = Links.of(gpu, context.config, per_node=context.placement.per_node)
@@ -305,20 +307,22 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
     return fastest, slowest
 
 
-def _work(candidate: Candidate) -> tuple[float, int]:
-    """Return the FLOP of one device in a step, without frozen models, and its operators that launch a kernel.
+def _work(candidate: Candidate) -> tuple[float, int, int]:
+    """Return FLOP, without frozen models, operators that launch a kernel, and bytes copied of one device.
 
-    They are those of the trace, which recomputes attention as kernels do. Without one the FLOP are counted by
-    sample, and no operators are known.
+    They are those of the trace, which recomputes attention as kernels do; copies are those of activations to
+    main memory and back. Without one the FLOP are counted by sample, and neither operators nor copies are
+    known.
     """
     context, split, facts = candidate.context, candidate.split, candidate.context.facts
     assert split is not None
     step = replace(context.step, micro_batch=split.micro_batch, accumulates=split.accumulation > 1)
     traced = context.predict(step) if context.predict else {}
-    flop, each, update = (traced.get(name, 0) for name in WORK)
+    flop, each, update, copied = (traced.get(name, 0) for name in WORK)
+    launches, copies = split.accumulation * each + update, split.accumulation * copied
     if not flop or facts.branches is not None:  # traced with the frozen models
-        return (facts.flop_per_sample or 0) * split.samples, split.accumulation * each + update
-    return split.accumulation * flop, split.accumulation * each + update
+        return (facts.flop_per_sample or 0) * split.samples, launches, copies
+    return split.accumulation * flop, launches, copies
 
 
 def _best(possible: Sequence[Candidate]) -> Candidate:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lib.config import Config
 from lib.devices.base import SimulatedBackend
@@ -29,8 +26,9 @@ from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan
 from train import loop
 from train.build import check_run, make_job, placement_of
 from train.job import Job, Progress, evaluation_sums, warm_up_text
+from train.planning.traced_micro_batches import MicroBatches
 from train.record import Record
-from train.tasks.base import Forward, HoldsWeights, Sums, Task, to_measure
+from train.tasks.base import HoldsWeights, to_measure
 from train.training_data import TrainingData, stored_units
 
 _SAVED = ("parameters", "optimizer", "averages")
@@ -62,6 +60,7 @@ class MemoryTrace:
     trace: Trace
     step_flop: int
     launches: Launches
+    copied_bytes: int  # of a micro-batch, to main memory and back
 
 
 class MemoryTraces:
@@ -174,7 +173,8 @@ class MemoryTraces:
                 peak = trace.at_peak()
                 parts["checkpoint"] = round(sum(peak.get(each, 0) * own.get(each, 1) for each in _SAVED))
             forward, backward, update = found.launches
-            work = found.step_flop // (1 + step.accumulates), forward + backward, update
+            flop = found.step_flop // (1 + step.accumulates)
+            work = flop, forward + backward, update, found.copied_bytes
             return {**parts, **dict(zip(WORK, work, strict=True))}
 
         return predict
@@ -189,8 +189,11 @@ def affine(traced: Mapping[int, MemoryTrace], low: int, high: int, size: int) ->
     trace = one.trace.affine(other.trace, size - low, high - low) if one.launches == other.launches else None
     if trace is None:
         return None
-    flop = one.step_flop + (other.step_flop - one.step_flop) * (size - low) // (high - low)
-    return MemoryTrace(trace, flop, one.launches)
+    flop, copied = (
+        first + (second - first) * (size - low) // (high - low)
+        for first, second in ((one.step_flop, other.step_flop), (one.copied_bytes, other.copied_bytes))
+    )
+    return MemoryTrace(trace, flop, one.launches, copied)
 
 
 def predicted_plan(config: Config, data: TrainingData, hardware: Hardware) -> tuple[Plan, MemoryEstimator]:
@@ -242,16 +245,17 @@ def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Ha
             job = make_job(config, alone, data, hardware=hardware, backend=backend, record=Record())
             built = live.position if config.weights.adapt != "full" else 0  # not as what they were made of
             with ModelCode(config.model, refused, torchs=True):
-                step_flop, launches = run_traced(job, live)
+                work = run_traced(job, live)
             traces = [live.trace(device, without=built) for device in backend.devices]
             del resident  # only now: the data stay on the device throughout
-    return MemoryTrace(fullest(traces, plan.device), step_flop, launches)
+    return MemoryTrace(fullest(traces, plan.device), *work)
 
 
-def run_traced(job: Job, live: LiveBytes) -> tuple[int, Launches]:
+def run_traced(job: Job, live: LiveBytes) -> tuple[int, Launches, int]:
     """Run `job` for STEPS steps and a batch of evaluation, and categorize its storages.
 
-    Returns the FLOP of the last step, on the device that has most of them, and its kernel launches.
+    Returns the FLOP of the last step, on the device that has most of them, its kernel launches, and the bytes
+    that a micro-batch copies to main memory and back.
     """
     live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
     if isinstance(job.task, HoldsWeights):
@@ -260,7 +264,7 @@ def run_traced(job: Job, live: LiveBytes) -> tuple[int, Launches]:
     if job.ema is not None:
         live.add(job.ema.state_dict().values(), "averages")
     watch_gradients(job.model, live)
-    micro_batches = _MicroBatches(job, live)
+    micro_batches = MicroBatches(job, live)
     progress = Progress()
     for _ in range(STEPS):
         loop.optimizer_step(job, progress, accumulate=micro_batches.run)
@@ -271,102 +275,8 @@ def run_traced(job: Job, live: LiveBytes) -> tuple[int, Launches]:
         live.name_since(micro_batches.position_before_update, "update")
     for _ in evaluation_sums(job):
         break
-    forward, backward = (count // job.plan.accumulation for count in micro_batches.launches)
-    return max(flop.values(), default=0), Launches(forward, backward, update)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Shape:
-    """A counted tensor without its memory."""
-
-    number: int  # of its storage
-    size: torch.Size
-    stride: tuple[int, ...]
-    options: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, live: LiveBytes) -> _Shape:
-        options = {"dtype": tensor.dtype, "device": tensor.device}
-        return cls(live.number_of(tensor), tensor.shape, tensor.stride(), options)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Recorded:
-    """Events of the micro-batches of a step, from one position to another, and what they left behind."""
-
-    start: int
-    stop: int
-    gradients: Mapping[nn.Parameter, _Shape | torch.Tensor]  # a tensor where it is older: in DDP's bucket
-    sums: Sequence[Any]  # fields of Sums, with shapes for tensors
-
-
-class _MicroBatches:
-    """The micro-batches of traced steps: run by the training loop once, and then repeated as events.
-
-    They run in each step where they leave anything behind but gradients and sums, such as a carry.
-    """
-
-    def __init__(self, job: Job, live: LiveBytes) -> None:
-        self._live, self._task = live, job.task
-        self._recorded: _Recorded | None = None
-        self._forward, self.launches = 0, (0, 0)  # of all micro-batches of a step: forward passes, others
-        self.flop = Counter[torch.device]()  # of them
-        self.launches_before_update, self.flop_before_update = 0, Counter[torch.device]()
-        self.position_before_update = 0
-        own = {"targets_per_sample": job.task.targets_per_sample, "evaluation": job.task.evaluation}
-        job.task = cast("Task", SimpleNamespace(training=self._training, **own))
-
-    def run(self, job: Job, progress: Progress) -> Iterator[Sums]:
-        """Yield the sums of each micro-batch of a step; the gradients are there at the end."""
-        found = self._recorded
-        yield from self._run(job, progress) if found is None else self._repeat(found)
-        self.launches_before_update = self._live.launches
-        self.flop_before_update = self._live.flop_on.copy()
-        self.position_before_update = self._live.position
-
-    def _run(self, job: Job, progress: Progress) -> Iterator[Sums]:
-        live, self._forward = self._live, 0
-        start, launches, flop, sums = live.position, live.launches, live.flop_on.copy(), list[Any]()
-        for each in loop.accumulate_gradients(job, progress):
-            fields = (each.loss, each.count, dict(each.metrics))
-            sums.append(tree_map_only(torch.Tensor, lambda tensor: _Shape.of(tensor, live), fields))
-            del fields
-            yield each
-        del each
-        self.launches = self._forward, live.launches - launches - self._forward
-        self.flop = live.flop_on - flop
-        gradients = {each: each.grad for each in job.model.parameters() if each.grad is not None}
-        shapes = {each: _Shape.of(gradient, live) for each, gradient in gradients.items()}
-        parts = [leaf for leaf in tree_leaves(sums) if isinstance(leaf, _Shape)]
-        kept, known = live.kept_since(start), {each.number for each in (*shapes.values(), *parts)}
-        if kept is not None and kept <= known and all(each.number >= start for each in parts):
-            own = {each: of if of.number >= start else gradients[each] for each, of in shapes.items()}
-            self._recorded = _Recorded(start, live.position, own, sums)
-
-    def _repeat(self, found: _Recorded) -> Iterator[Sums]:
-        live, made = self._live, dict[int, torch.Tensor]()
-        live.name_the_rest("activations")
-        shift = live.repeat(found.start, found.stop)
-
-        def tensor_of(shape: _Shape) -> torch.Tensor:
-            def make() -> torch.Tensor:
-                return torch.empty_strided(shape.size, shape.stride, **shape.options)
-
-            if shape.number not in made:
-                made[shape.number] = live.stand_in(shape.number + shift, make)
-            return made[shape.number]
-
-        for parameter, gradient in found.gradients.items():
-            parameter.grad = tensor_of(gradient) if isinstance(gradient, _Shape) else gradient
-        for sums in found.sums:
-            yield Sums(*tree_map_only(_Shape, tensor_of, sums))
-
-    def _training(self, forward: Forward, batch: Any) -> Sums:
-        before = self._live.launches
-        sums = self._task.training(forward, batch)
-        self._forward += self._live.launches - before
-        self._live.name_the_rest("activations")  # storages that outlive a forward pass
-        return sums
+    forward, backward, copied = (count // job.plan.accumulation for count in micro_batches.counts)
+    return max(flop.values(), default=0), Launches(forward, backward, update), copied
 
 
 def with_gaps(

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from lib.config import Config
 from lib.plan.gpus import Gpu, find_gpu
-from lib.plan.roofline import StepTime, StepWork, copy_seconds, estimate_step_time
+from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.sharding import Links, traffic_seconds
 from lib.plan.stages import idle_share, pipeline_seconds, slowest_stage, stages_of
 from lib.plan.types import Hardware, ModelFacts, Plan
-from lib.units import seconds_text
 from train.planning.memory_estimate import MemoryTrace
 from train.training_data import TrainingData
 
@@ -42,9 +41,10 @@ def step_time_of(
     if gpu is None or links is None:
         return None
     parts = found.trace.at_peak()
-    frozen_bytes = parts.get("frozen models", 0)
-    if plan.strategy == "sequential":  # both are read in a step, but only one of them is there at the peak
+    frozen_bytes, copied_bytes = parts.get("frozen models", 0), found.copied_bytes
+    if plan.strategy == "sequential":  # both are copied and read, but only one of them is there at the peak
         frozen_bytes = sum(branch.weight_bytes(plan.precision) for branch in data.facts.branches or ())
+        copied_bytes += frozen_bytes
     pipeline = plan.strategy == "pipeline"
     work = StepWork(
         flop=step_flop_of(plan, found, data.facts),
@@ -55,6 +55,7 @@ def step_time_of(
         activation_bytes=parts.get("activations", 0) * plan.accumulation,
         frozen_bytes=frozen_bytes,
         launches=found.launches.of_step(plan.accumulation),
+        copied_bytes=copied_bytes * plan.accumulation,
     )
     if pipeline:
         work = replace(slowest_stage(work, data.facts, plan.layout), flop=work.flop)
@@ -70,13 +71,4 @@ def step_time_of(
         idle = idle_share(plan.layout, accumulation=plan.accumulation)
         reason = f"{time.reason}; of the slowest stage, which waits {idle:.1%} of a step and for exchanges"
         return replace(time, fastest_seconds=fast, slowest_seconds=slow, reason=reason)
-    if plan.strategy != "sequential":
-        return time
-    branches = data.facts.branches or ()
-    copies = copy_seconds(branches, precision=plan.precision, accumulation=plan.accumulation)
-    return replace(
-        time,
-        fastest_seconds=time.fastest_seconds + copies,
-        slowest_seconds=time.slowest_seconds + copies,
-        reason=f"{time.reason}; with {seconds_text(copies)} of copies from main memory",
-    )
+    return time

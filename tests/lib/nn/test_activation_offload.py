@@ -10,16 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lib.devices.base import Backend
 from lib.nn import activation_offload
 from lib.nn.activation_checkpointing import Recompute, configure_recomputation
-from lib.nn.activation_offload import offloading
+from lib.nn.activation_offload import Offloading
 from lib.plan import plan as make_plan
 from lib.plan.fitting import StepSettings
 from tests.contract.cases import inputs_of, loss_of, targets_of, tiny
 from tests.support.configs import load_hardware, make_config, make_facts
+from tests.support.outlooks import outlook
 from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import CPU, CPU_TRIAL, random_data, small_config, small_job, small_plan
+from train.build import make_job
+from train.job import Progress
+from train.loop import accumulate_gradients
 from train.planning.memory_estimate import MemoryTraces
+from train.record import Record
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +45,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 def gradients(name: str, recompute: Recompute, *, away: bool) -> dict[str, Tensor]:
     model, spec = tiny(name)
     configure_recomputation(model, recompute)
-    with offloading(model) if away else contextlib.nullcontext():
+    with Offloading(model) if away else contextlib.nullcontext():
         loss = loss_of(model(inputs_of(spec, 4)), targets_of(spec, 4))
     loss.backward()
     found = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
@@ -56,20 +62,20 @@ def test_gradients_are_the_same_to_the_bit(name: str, recompute: Recompute, move
 
 def test_weights_and_small_tensors_stay(moved: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3))
-    with torch.autocast("cpu", dtype=torch.bfloat16), offloading(model):
+    with torch.autocast("cpu", dtype=torch.bfloat16), Offloading(model):
         model(torch.randn(7, 6))
     shapes = {tuple(tensor.shape) for tensor in moved}
     assert (7, 50) in shapes and not shapes & {(6, 50), (50, 6), (3, 50), (50, 3)}
     monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 7 * 50 * 4)
     moved.clear()
-    with offloading(model):
+    with Offloading(model):
         model(torch.randn(7, 6))
     assert {tuple(tensor.shape) for tensor in moved} == {(7, 50)}
 
 
 def test_a_view_that_repeats_is_not_spread_out(moved: list[Tensor]) -> None:
     x = torch.randn(1, 8, requires_grad=True)
-    with offloading(nn.Linear(2, 2)):
+    with Offloading(nn.Linear(2, 2)):
         (x.expand(9, 8) * torch.randn(9, 8, requires_grad=True)).sum().backward()
     assert [tuple(tensor.shape) for tensor in moved] == [(9, 8)]
     assert x.grad is not None and x.grad.shape == (1, 8)
@@ -91,6 +97,25 @@ def test_the_prediction_sees_what_has_gone() -> None:
     for device, less in (("cuda", True), ("cpu", False)):
         here, away = (activations(device, activation_offload=choice) for choice in (False, True))
         assert (away < 0.5 * here) if less else (away == here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batch", [4, 16])
+def test_the_bytes_that_are_copied_are_those_of_a_real_micro_batch(micro_batch: int) -> None:
+    """To main memory and back, of each micro-batch; the time of a step has them."""
+    config = small_config("lenet5", precision="fp32", activation_offload=True)
+    data = random_data(config, shape=(1, 28, 28), train_size=32)
+    step = dataclasses.replace(CPU_TRIAL, device="cuda", micro_batch=micro_batch, accumulates=True)
+    found = MemoryTraces(config, data).of(step, CPU)
+    plan = small_plan(micro_batch)
+    job = make_job(config, plan, data, hardware=CPU, backend=Backend("cpu"), record=Record())
+    job.keeping = real = Offloading(job.model)
+    for _ in accumulate_gradients(job, Progress()):
+        pass
+    assert found.copied_bytes == 2 * real.byte_count > 0
+    away, here = (outlook("h100-80g", 32, activation_offload=choice).step_time for choice in (True, False))
+    assert away is not None and here is not None and "copies from and to main memory" in away.reason
+    assert "copies" not in here.reason and away.fastest_seconds > here.fastest_seconds
 
 
 def test_where_there_is_no_other_memory_nothing_happens_and_the_plan_says_so(moved: list[Tensor]) -> None:

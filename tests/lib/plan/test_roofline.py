@@ -50,6 +50,12 @@ def test_arithmetic_by_hand() -> None:
     )
 
 
+def test_copies_to_main_memory_are_hidden_by_nothing() -> None:
+    time = estimate_step_time(work(flop=40e12, copied_bytes=64_000_000_000), ROUND_GPU, precision="bf16")
+    assert (time.fastest_seconds, time.slowest_seconds) == pytest.approx((3.0, 3.6))
+    assert time.reason.endswith("; with 2 s of copies from and to main memory")
+
+
 def test_bytes_by_hand() -> None:
     # Weights of 1 byte are read twice by each of 3 micro-batches, then read and written by the update.
     assert work(weight_bytes=1, accumulation=3).least_bytes_moved == 8

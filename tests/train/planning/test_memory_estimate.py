@@ -220,17 +220,18 @@ def test_a_line_that_misses_a_trace_is_not_believed() -> None:
 
 
 def test_a_line_is_not_believed_where_sizes_or_work_bend() -> None:
-    def at(byte_count: int, flop: int) -> memory_estimate.MemoryTrace:
+    def at(byte_count: int, flop: int, copied: int = 8) -> memory_estimate.MemoryTrace:
         events = ((0, 512 * -(-byte_count // 512)), (0, -512 * -(-byte_count // 512)))
         return memory_estimate.MemoryTrace(
-            Trace(events, {0: "data"}, {0: byte_count}, 512), flop, memory_estimate.Launches(1, 2, 3)
+            Trace(events, {0: "data"}, {0: byte_count}, 512), flop, memory_estimate.Launches(1, 2, 3), copied
         )
 
-    line = {size: at(100 + 700 * size, 5 * size) for size in (2, 10)}
-    assert affine(line, 2, 10, 7) == at(5000, 35)
-    assert affine(line, 2, 10, 11) == at(7800, 55)
-    assert affine(line, 2, 10, 7) != at(5001, 35), "rounded alike"
-    assert affine(line, 2, 10, 7) != at(5000, 36)
+    line = {size: at(100 + 700 * size, 5 * size, 3 * size) for size in (2, 10)}
+    assert affine(line, 2, 10, 7) == at(5000, 35, 21)
+    assert affine(line, 2, 10, 11) == at(7800, 55, 33)
+    assert affine(line, 2, 10, 7) != at(5000, 35, 22)
+    assert affine(line, 2, 10, 7) != at(5001, 35, 21), "rounded alike"
+    assert affine(line, 2, 10, 7) != at(5000, 36, 21)
     other = dataclasses.replace(line[10], launches=memory_estimate.Launches(1, 2, 4))
     assert affine({**line, 10: other}, 2, 10, 7) is None
 
@@ -239,7 +240,7 @@ def test_a_line_stays_believed_between_its_sizes() -> None:
     def at(size: int) -> memory_estimate.MemoryTrace:
         byte_count = 512 * size * (1 if size <= 40 else 3)
         trace = Trace(((0, byte_count), (0, -byte_count)), {0: "data"}, {0: byte_count}, 512)
-        return memory_estimate.MemoryTrace(trace, size, memory_estimate.Launches(1, 2, 3))
+        return memory_estimate.MemoryTrace(trace, size, memory_estimate.Launches(1, 2, 3), 0)
 
     config, traced = small_config("lenet5"), list[int]()
 
