@@ -279,15 +279,16 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     task = task_of(model)
     if task in ("classify", "lm"):  # models that can learn another one: the choice or the data tell it
         task = str(values["TASK"] or task)
-    for name in ("RESET_HEAD", "INITIAL_WEIGHTS_ALLOW", "WEIGHTS_DIR"):
-        if values[name] and not values["INITIAL_WEIGHTS"]:
-            todo = "set CONFIG_INITIAL_WEIGHTS, too"
-            raise ConfigError(f"CONFIG_{name} has no effect without initial weights", todo=todo)
     options = {
         "model_options": MODELS.own(model, values),
         "data_options": DATASETS.own(str(values["DATASET"]), values),
         "task_options": TASKS.own(task, values) if task else {},  # to load such a model is refused
     }
+    for name in ("RESET_HEAD", "INITIAL_WEIGHTS_ALLOW", "WEIGHTS_DIR"):
+        may = name == "RESET_HEAD" and options["model_options"].get("dir")  # which may have weights
+        if values[name] and not values["INITIAL_WEIGHTS"] and not may:
+            todo = "set CONFIG_INITIAL_WEIGHTS, too"
+            raise ConfigError(f"CONFIG_{name} has no effect without initial weights", todo=todo)
     groups = {name: group(**_settings(group, values)) for name, group in GROUPS.items()}
     return Config(**_settings(Config, {**values, "TASK": task}), **groups, **options)  # type: ignore[arg-type]
 

@@ -121,10 +121,13 @@ def _new_model(
         from train.initial_weights import initialise_from_samples
 
         initialise_from_samples(model, config, data.dataset, backend, log=log)
-    elif whole_run and not simulated() and config.model_options.get("dir"):
+    elif not simulated() and config.model_options.get("dir"):
         from train.adapters import without_files
+        from train.initial_weights import reset_head
 
-        log(without_files(config) or f"Weights: {getattr(model, 'build_note', 'random ones')}")
+        new = reset_head(model, config) if config.weights.reset_head else ""
+        if whole_run:
+            log(without_files(config) or f"Weights: {getattr(model, 'build_note', 'random ones')}{new}")
     if config.weights.adapt == "full":
         return model, None
     from train import adapters

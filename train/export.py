@@ -22,14 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 
 from lib.atomic import check_writable
 from lib.config import Config
 from lib.data.datasets.tabular.data import encoded
 from lib.data.datasets.tabular.table_files import Table
-from lib.data.loader import normalisation
-from lib.data.types import Column, ImageSpec
+from lib.data.types import Dataset, ImageSpec
 from lib.devices.backend import configure_numerics
 from lib.errors import ConfigError, ToolkitError, os_errors
 from lib.nn.activation_checkpointing import configure_recomputation
@@ -43,7 +41,9 @@ from train.export_card import (
     copy_beside,
     exported_shape,
     facts_of,
+    labels_of,
 )
+from train.export_graph import Graph, write_graph
 from train.job import Job, evaluate, evaluated_weights
 from train.predict import outputs_of
 from train.record import format_evaluation, log
@@ -61,7 +61,6 @@ FORMATS = {  # and the packages that each needs
 TOLERANCE = 1e-4  # of probabilities, or of numbers in standard deviations of the target
 SAMPLES = 8
 _GRAPHS = ("pt2", "onnx")
-_LARGEST_FILE = 1 << 30  # bytes of weights in an ONNX file; more are put beside it
 _REASON = 200  # characters of an exporter's, which may fill pages
 
 # Run in the folder of the files, after LOADS.
@@ -123,15 +122,16 @@ def export(
             if layout in _GRAPHS:
                 assert answers is not None
                 configure_recomputation(model, "none")
-                _write_graph(Graph(model, spec, answers), given, folder / f"model.{layout}", impossible)
+                write_graph(Graph(model, spec, answers), given, folder / f"model.{layout}", impossible)
             else:
-                weights = _write_weights(model.to(dtype), job, layout, folder)
+                weights = _write_weights(model.to(dtype), job, restored.data.dataset, layout, folder)
         licences = copy_beside(job.config, restored.data.dataset, folder, log)
-        difference = _difference_outside(folder, layout, weights, outputs, spec, log)
+        program = _program(layout, spec, folder)
+        difference = _difference_outside(folder, layout, program, weights, outputs, spec, log)
         known: dict[str, Any] = {"dtype": dtype, "merged": merged, "licences": licences}
         facts = facts_of(restored, layout=layout, difference=difference, **known)
         (folder / "model.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        (folder / "README.md").write_text(card(facts), "utf-8")
+        (folder / "README.md").write_text(card(facts, program), "utf-8")
     return difference
 
 
@@ -237,6 +237,7 @@ def _samples(spec: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     else:
         given = integers(seed, shape, below=spec.vocab_size - hasattr(spec, "pad"))
         if hasattr(spec, "pad"):
+            given += given >= spec.pad
             given[1::2, -(shape[1] // 2) :] = spec.pad
     return given, given
 
@@ -252,86 +253,17 @@ def _own_outputs(restored: Restored, answers: Answers, stored: npt.NDArray[Any])
     return found
 
 
-class Graph(nn.Module):
-    """Preprocessing, model and answers in one: what pt2 and ONNX files have."""
-
-    def __init__(self, model: nn.Module, spec: Any, answers: Answers) -> None:
-        super().__init__()
-        self.model, self._spec, self._postprocess = model, spec, answers.postprocess
-        self.encoder: nn.Module = nn.Identity()
-        if isinstance(spec, ImageSpec):
-            self.encoder = _Pixels(spec)
-        elif hasattr(spec, "columns"):
-            self.encoder = _Row(spec.columns)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """uint8 images (N, C, H, W), float64 rows (N, columns) or int64 tokens (N, T) -> answers (N, ...)."""
-        return self._postprocess(self.model(self.encoder(inputs)), self._spec)
-
-
-class _Pixels(nn.Module):
-    scale: Tensor
-    offset: Tensor
-
-    def __init__(self, spec: ImageSpec) -> None:
-        super().__init__()
-        for name, values_C in zip(("scale", "offset"), normalisation(spec), strict=True):
-            self.register_buffer(name, values_C[:, None, None])
-
-    def forward(self, images_NCHW: Tensor) -> Tensor:
-        return images_NCHW.to(torch.float32) * self.scale + self.offset
-
-
-class _Row(nn.Module):
-    """Numbers in their units, nan for a missing one; categories by their place, any other for none."""
-
-    def __init__(self, columns: tuple[Column, ...]) -> None:
-        super().__init__()
-        self._columns = columns
-
-    def forward(self, rows_NF: Tensor) -> Tensor:
-        parts = []
-        for place, column in enumerate(self._columns):
-            own_N1 = rows_NF[:, place : place + 1]
-            if column.values:
-                parts.append(own_N1 == torch.arange(len(column.values), dtype=rows_NF.dtype))
-            else:
-                scaled_N1 = (own_N1 - column.mean) / column.std
-                parts.append(torch.where(scaled_N1.isnan(), 0.0, scaled_N1))
-        return torch.cat([part.to(torch.float32) for part in parts], dim=1)
-
-
-def _write_graph(
-    graph: Graph, given: npt.NDArray[Any], file: Path, impossible: Callable[[str], ConfigError]
-) -> None:
-    """Write the graph for any number of rows. Raises ConfigError, or what torch does, if that fails."""
-    batch = {"inputs": {0: torch.export.Dim("batch")}}
-    with torch.no_grad():
-        program = torch.export.export(graph.eval(), (torch.from_numpy(given),), dynamic_shapes=batch)
-    called = (node.target for node in program.graph.nodes if isinstance(node.target, OpOverload))
-    if own := sorted({str(operator) for operator in called if operator.namespace not in ("aten", "prims")}):
-        raise impossible(f"it calls {own[0]}, which is not an operator of torch")
-    if file.suffix == ".pt2":
-        torch.export.save(program, file)
-        return
-    large = sum(weight.nbytes for weight in graph.state_dict().values()) > _LARGEST_FILE
-    quietly: dict[str, Any] = {"dynamo": True, "external_data": large, "verbose": False}
-    try:
-        torch.onnx.export(program, (), file, input_names=["inputs"], output_names=["outputs"], **quietly)
-    except torch.onnx.OnnxExporterError as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise impossible(str(cause).partition("\n")[0]) from error
-
-
-def _write_weights(model: nn.Module, job: Job, layout: str, folder: Path) -> dict[str, Tensor]:
+def _write_weights(
+    model: nn.Module, job: Job, dataset: Dataset, layout: str, folder: Path
+) -> dict[str, Tensor]:
     """Write the weights of `model`; return those to compare with what is read."""
     file = folder / "model.safetensors"
     if layout == "huggingface":
-        own = load_layout(job.config.model)
-        own.save(model, str(file))
-        (folder / "config.json").write_text(json.dumps(own.configuration(model), indent=2) + "\n")
+        from train.export_transformers import write_settings
+
+        (own := load_layout(job.config.model)).save(model, str(file))
+        settings, labels = own.configuration(model), labels_of(dataset)
+        write_settings(folder, settings, labels=labels, config=job.config, dataset=dataset)
         return {}
     if layout == "adapter":
         from train import adapters
@@ -344,9 +276,19 @@ def _write_weights(model: nn.Module, job: Job, layout: str, folder: Path) -> dic
     return weights
 
 
+def _program(layout: str, spec: Any, folder: Path) -> str:
+    """Return the lines that load the files in `folder`."""
+    if layout != "huggingface":
+        return LOADS[layout]
+    from train.export_transformers import PROCESSOR, program_of
+
+    return program_of(dataclasses.asdict(spec), has_processor=(folder / PROCESSOR).is_file())
+
+
 def _difference_outside(
     folder: Path,
     layout: str,
+    program: str,
     weights: dict[str, Tensor],
     outputs: npt.NDArray[Any] | None,
     spec: Any,
@@ -359,7 +301,7 @@ def _difference_outside(
     if layout == "huggingface" and importlib.util.find_spec("transformers") is None:
         log("Not compared with the run: the package transformers is not installed")
         return None
-    found = _loaded_outside(folder, LOADS[layout] + (_WEIGHTS if weights else _OUTPUTS))
+    found = _loaded_outside(folder, program + (_WEIGHTS if weights else _OUTPUTS))
     if weights:
         own = {name: weight.float().numpy() for name, weight in weights.items()}
         if own.keys() != found.keys() or not all(np.array_equal(own[name], found[name]) for name in own):

@@ -29,7 +29,7 @@ _PATH = re.compile(
     r"(?<![\w.~:])/(?:[^\s/,;()]+/)*([^\s/,;()]+)"
 )  # a card is for others: no folders of this machine
 
-# Commands that load each format in its folder. They are in the card, and export runs them.
+# Commands that load a format in its folder, but for huggingface. They are in the card, and export runs them.
 LOADS = {
     "safetensors": """import safetensors.torch
 weights = safetensors.torch.load_file("model.safetensors")  # tensors by name
@@ -48,12 +48,6 @@ session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionPro
 
 def predict(inputs):
     return session.run(["outputs"], {"inputs": inputs})[0]
-""",
-    "huggingface": """import torch, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained(".", dtype=torch.float32).eval()
-
-def predict(inputs):
-    return model(torch.from_numpy(inputs)).logits.detach().numpy()
 """,
 }
 
@@ -87,7 +81,9 @@ def check_replaceable(directory: Path, layout: str) -> None:
     if files and earlier != layout:
         others = f" and {len(files) - 1} more" if files[1:] else ""
         why = (
-            f"it has an export in FORMAT={earlier}" if str(earlier) in LOADS else f"it has {files[0]}{others}"
+            f"it has an export in FORMAT={earlier}"
+            if str(earlier) in (*LOADS, "huggingface")
+            else f"it has {files[0]}{others}"
         )
         raise ConfigError(f"DIRECTORY={directory} is in use", why=why, todo="name a new folder")
 
@@ -121,7 +117,7 @@ def facts_of(
         "input": _input(spec, layout),
         "output": _output(spec),
         "preprocessing": _preprocessing(spec),
-        "labels": list(dataset.class_names or map(str, range(getattr(spec, "classes", 0)))),
+        "labels": labels_of(dataset),
         "spec": dataclasses.asdict(spec),  # with the normalisation, or columns and targets
         "tokenizer": tokenizer,
         "data": _PATH.sub(r"\1", dataset.source),
@@ -138,8 +134,13 @@ def facts_of(
     }
 
 
+def labels_of(dataset: Dataset) -> list[str]:
+    """Return the names of classes in the order of the outputs, their numbers where they have none."""
+    return list(dataset.class_names or map(str, range(getattr(dataset.spec, "classes", 0))))
+
+
 def _input(spec: Any, layout: str) -> str:
-    if layout in ("pt2", "onnx") and isinstance(spec, ImageSpec):
+    if layout in ("pt2", "onnx", "huggingface") and isinstance(spec, ImageSpec):
         return f"uint8 images (N, {spec.channels}, {spec.height}, {spec.width}), pixels 0 to 255"
     if layout in ("pt2", "onnx") and hasattr(spec, "columns"):
         return (
@@ -198,8 +199,8 @@ def _evaluation(restored: Restored) -> dict[str, float]:
     return {n: v for n, v in last.items() if n not in NOT_METRICS and isinstance(v, int | float)}
 
 
-def card(facts: dict[str, Any]) -> str:
-    """Return the README.md of an exported model, from its `facts_of`."""
+def card(facts: dict[str, Any], program: str) -> str:
+    """Return the README.md of an exported model, from its `facts_of`. program: the lines that load it."""
     before, merged = (_figures(facts[name] or {}) for name in ("evaluation", "evaluation_merged"))
     figures = f"{merged}; before adapters were merged {before}" if merged else before
     licences, graph = facts["license_files"], facts["format"] in ("pt2", "onnx")
@@ -244,7 +245,7 @@ Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisa
 ## Load it
 
 ```python
-{LOADS[facts["format"]]}```
+{program}```
 {_reading(facts)}"""
 
 

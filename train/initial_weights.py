@@ -14,7 +14,7 @@ from lib.config import Config
 from lib.data.loader import EvalLoader, LoaderConfig
 from lib.data.types import Dataset, Spec
 from lib.devices.base import Backend
-from lib.errors import ConfigError
+from lib.errors import ConfigError, ToolkitError, os_errors
 from lib.kconf import values_from_json
 from lib.kconf.reader import foremost
 from lib.nn import lora
@@ -73,6 +73,38 @@ def check_weights(config: Config, spec: Spec, root: Path, *, log: Callable[[str]
         log(f"Initial weights: {found}: {_load(model, found, config)}")
 
 
+def check_head(config: Config, dataset: Dataset) -> None:
+    """Check that the head in a model's own directory is one for the classes of `dataset`.
+
+    Raises ConfigError where it is not and CONFIG_RESET_HEAD is not set, or is set where it has no effect.
+    """
+    folder = config.model_options["dir"]
+    with torch.device("meta"):
+        model = build_model(config.model, config.model_options, dataset.spec, seed=config.seed)
+    fault = getattr(model, "head_fault", None)
+    if config.weights.reset_head:
+        if fault is None:
+            why = f"{folder} has no weights, or its model has no head for classes"
+            raise ConfigError("CONFIG_RESET_HEAD=y has no effect", why=why, todo="set it to n")
+        return
+    if fault:
+        todo = "CONFIG_RESET_HEAD=y starts with a new head"
+        raise ConfigError(f"the head in {folder} does not fit the data", why=fault, todo=todo)
+    theirs, own = getattr(model, "head_classes", ()), dataset.class_names
+    if sorted(theirs) == sorted(own) and tuple(theirs) != tuple(own):
+        why = f"its classes are {', '.join(theirs)}, those of the data {', '.join(own)}"
+        todo = "give numbers as labels, in its order, or set CONFIG_RESET_HEAD=y to start with a new head"
+        raise ConfigError(f"the head in {folder} has the classes in another order", why=why, todo=todo)
+
+
+def reset_head(model: nn.Module, config: Config) -> str:
+    """Give the head of a model from its own directory new weights, by the seed; return what is new."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        name: str = model.reset_head()  # type: ignore[operator]
+    return f"; new head, not read: {name}"
+
+
 def load_weights(
     model: nn.Module, found: WeightFiles, config: Config, *, log: Callable[[str], object]
 ) -> None:
@@ -105,7 +137,7 @@ def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
         base += adapters.check_fit(model, found, config)
         only = lora.trained_names(model, given)
     if _has_layout(config.model) and not given.keys() & model.state_dict().keys() and only is None:
-        return _load_layout(model, given, fault, config)
+        return _load_layout(model, given, found, config)
     head = stored.head_of(model, getattr(load_model(config.model), "HEAD", None))
     new = head if config.weights.reset_head else ""
     matched = stored.match(model, given, head=new, allow=config.weights.initial_weights_allow, only=only)
@@ -118,13 +150,30 @@ def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
             todo = "CONFIG_RESET_HEAD=y starts with a new head"
         elif trained := _trained_otherwise(found, config):
             todo = f"{trained}; {todo}"
-        elif "dir" in config.model_options and (found.path / "config.json").is_file():
-            todo = f"set CONFIG_HUGGINGFACE_DIR={found.path} without it, which knows other names; {todo}"
+        elif other := _of_another_package(found, config):
+            todo = f"{other}; {todo}"
         why = f"{lines[0]}{f', and {len(lines) - 1} more' if lines[1:] else ''}; {matched}"
         findings = foremost(lines, "differences") if lines[1:] else []
         raise ConfigError(f"{fault} does not fit the model", why=why, todo=todo, findings=findings)
     stored.load(model, matched.weights)
     return f"{base}{matched}"
+
+
+def _of_another_package(found: WeightFiles, config: Config) -> str:
+    """Return which model takes the weights `found` by their names, if a config.json beside them tells."""
+    folder = found.path if found.path.is_dir() else found.path.parent
+    try:
+        with os_errors("read"):
+            values = json.loads((folder / "config.json").read_bytes())
+    except (ToolkitError, ValueError):
+        return ""  # it is there for directories of models alone
+    match values:
+        case {"model_type": str(kind)}:
+            instead = "CONFIG_MODEL_HUGGINGFACE=y " * ("dir" not in config.model_options)
+            return f"set {instead}CONFIG_HUGGINGFACE_DIR={folder} without it, for the names of {kind} there"
+        case {"architecture": str(kind)} if config.model_options.get("name") != kind:
+            return f"set CONFIG_MODEL_TIMM=y CONFIG_TIMM_NAME={kind}, which has these names"
+    return ""
 
 
 def _trained_otherwise(found: WeightFiles, config: Config) -> str:
@@ -146,8 +195,9 @@ def _trained_otherwise(found: WeightFiles, config: Config) -> str:
     return f"configure the model of the run: {', '.join(settings)}" if settings else ""
 
 
-def _load_layout(model: nn.Module, given: Mapping[str, Tensor], fault: str, config: Config) -> str:
+def _load_layout(model: nn.Module, given: Mapping[str, Tensor], found: WeightFiles, config: Config) -> str:
     """Load weights in the layout of Hugging Face transformers, where the model has one."""
+    fault = f"{OPTION}={found.path}"
     if config.weights.reset_head or config.weights.initial_weights_allow:
         what = f"CONFIG_RESET_HEAD and CONFIG_INITIAL_WEIGHTS_ALLOW have no effect on {fault}"
         why = "all weights in the layout of Hugging Face transformers are read, and none has a head"
@@ -157,6 +207,6 @@ def _load_layout(model: nn.Module, given: Mapping[str, Tensor], fault: str, conf
             load_layout(config.model).from_huggingface(model, given)
     except ConfigError as error:
         why = f"{error.what}: {error.why}" if error.why else error.what
-        findings = error.findings
-        raise ConfigError(f"{fault} cannot be used", why=why, todo=error.todo, findings=findings) from error
+        todo, findings = error.todo or _of_another_package(found, config), error.findings
+        raise ConfigError(f"{fault} cannot be used", why=why, todo=todo, findings=findings) from error
     return f"{len(given)} tensors in the layout of Hugging Face transformers"

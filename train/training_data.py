@@ -105,7 +105,7 @@ def open_to_train(
     base = None
     if config.weights.initial_weights:
         from train.base_run import base_of, train_base
-        from train.initial_weights import check_weights, initial_weights
+        from train.initial_weights import initial_weights
 
         base = base_of(config, root)
         if base is None:
@@ -121,8 +121,8 @@ def open_to_train(
     def check() -> None:
         # Of what is at a URL only the usual is known.
         if known and not (config.data_dir and _data_dir(config, root=root, log=log, fetch=False) is None):
-            if config.weights.initial_weights and base is None:
-                check_weights(config, known.spec, root, log=lambda _: None)
+            if base is None:
+                check_start(config, known, root, log=lambda _: None)
             refuse(config, make_training_data(config, known))
 
     with checked_before(check):
@@ -130,9 +130,20 @@ def open_to_train(
     if base is not None:  # it takes longest, and data that are there were not checked
         refuse(config, data)
         train_base(base, root, log=log)
-    if config.weights.initial_weights:
-        check_weights(config, data.dataset.spec, root, log=log)
+    check_start(config, data.dataset, root, log=log)
     return data
+
+
+def check_start(config: Config, dataset: Dataset, root: Path, *, log: Callable[[str], None]) -> None:
+    """Raise ConfigError where the weights that training starts from, if any, do not fit model or data."""
+    if config.weights.initial_weights:
+        from train.initial_weights import check_weights
+
+        check_weights(config, dataset.spec, root, log=log)
+    elif config.model_options.get("dir"):
+        from train.initial_weights import check_head
+
+        check_head(config, dataset)
 
 
 def check_sizes(config: Config, train_size: int) -> None:

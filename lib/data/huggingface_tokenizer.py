@@ -14,11 +14,11 @@ from lib.errors import ConfigError
 from lib.nn.packages import import_extra
 
 # Of a folder without any, transformers makes a tokenizer that knows no text.
-FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class HuggingFaceTokenizer:
-    """Tokenizer of the model in `folder`. Encoding adds no special tokens."""
+    """Tokenizer of the model in `folder`. Only `encode_whole` adds special tokens."""
 
     name = "huggingface"
     unit: Unit = "token"
@@ -52,6 +52,34 @@ class HuggingFaceTokenizer:
         """Return the token ids of `text`."""
         ids: list[int] = self.inner.encode(text, add_special_tokens=False)
         return ids
+
+    def encode_whole(self, text: str, longest: int) -> tuple[list[int], bool]:
+        """Encode a text with the special tokens of the model, and return True if it is cut to `longest`."""
+        ids: list[int] = self.inner(text, verbose=False)["input_ids"]
+        if len(ids) <= longest:
+            return ids, False
+        return self.inner(text, truncation=True, max_length=longest)["input_ids"], True
+
+    def check_rows(self, block_size: int) -> int:
+        """Return the id of padding: where there is none, that of the end of a text.
+
+        Raises ConfigError where whole texts cannot be rows of `block_size` tokens as the model expects them.
+        """
+        least, most = self.inner.num_special_tokens_to_add() + 1, self.inner.model_max_length
+        if not least <= block_size <= most:
+            bound = f"at most {most} (model_max_length)" if block_size > most else f"at least {least}"
+            todo = f"set CONFIG_BLOCK_SIZE={min(block_size, most) if block_size > most else least}"
+            what = f"CONFIG_BLOCK_SIZE={block_size} is not for the tokenizer in {self.folder}"
+            raise ConfigError(what, why=f"a text has {bound} tokens", todo=todo)
+        if any(self.inner("a").get("token_type_ids", ())):
+            why = "it gives tokens of a single text types, which are not passed to the model"
+            raise ConfigError(f"the tokenizer in {self.folder} cannot be used", why=why, todo="use another")
+        pad = self.inner.pad_token_id
+        pad = self.end if pad is None else pad
+        if pad is None:
+            todo = "name its pad_token in tokenizer_config.json"
+            raise ConfigError(f"the tokenizer in {self.folder} has no token of padding", todo=todo)
+        return int(pad)
 
     def encode_all(self, content: bytes) -> Tokens:
         """Encode a whole file. Raises UnicodeDecodeError if it is not UTF-8."""

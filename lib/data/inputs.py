@@ -303,8 +303,10 @@ def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> R
     if not all(texts):
         raise ConfigError(f"{table.file}, {table.row(texts.index(''))} has no text")
     try:
-        tokens, cut = padded(texts, tokenizer=dataset.tokenizer, block_size=spec.block_size, pad=spec.pad)
-    except DataError as error:  # unknown characters
+        names = [table.row(row) for row in range(len(table))]
+        rows: dict[str, Any] = {"block_size": spec.block_size, "pad": spec.pad, "places": names}
+        tokens, cut = padded(texts, tokenizer=dataset.tokenizer, **rows)
+    except DataError as error:  # unknown characters, or the token of padding
         raise ConfigError(f"{table.file}: {error.what}", why=error.why) from error
     if cut:
         length = f"{spec.block_size} {dataset.tokenizer.unit}s"

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.types import ChecksHoldout, Dataset, Indices, Part, TextSpec, Tokenizer, TokenPart
+from lib.data.types import Dataset, Indices, Part, TextSpec, Tokenizer, TokenPart
 from lib.errors import ConfigError
 from lib.rng import key, mix
 
@@ -97,6 +97,14 @@ def with_partners(
     hashes_SN = mix(mix(indices_SN ^ mix(epochs_SN ^ key("partner", seed))))
     partners_SN = ((hashes_SN >> 32) & 0x7FFFFFFF) * size >> 31
     return np.stack((epochs_SN, epochs_SN), axis=1), np.stack((indices_SN, partners_SN), axis=1)
+
+
+@runtime_checkable
+class ChecksHoldout(Protocol):
+    """A spec whose data cannot always be split for validation."""
+
+    def check_held_out(self, train: Part, held_out: Part) -> None:
+        """Raise ConfigError if samples of `held_out` leak from `train`."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -105,22 +105,28 @@ class TextSpec(TokensSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextClassSpec(TokensSpec):
-    """Texts with one label each, padded with `pad`, the last of the ids and used for nothing else."""
+class _PaddedSpec(TokensSpec):
+    """Texts with padding, which none of them has: the last id, or, if `published`, one of the tokenizer's."""
 
-    classes: int
     pad: int
+    published: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTagSpec(TokensSpec):
-    """Texts with a tag for each word, padded like those of a TextClassSpec.
+class TextClassSpec(_PaddedSpec):
+    """Texts with one label each."""
+
+    classes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTagSpec(_PaddedSpec):
+    """Texts with a tag for each word.
 
     Targets are (N, block_size): the place in `tags` at the last token of each word, IGNORED elsewhere.
     """
 
     tags: tuple[str, ...]
-    pad: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,14 +351,6 @@ class TokenPart:
 
 
 Part: TypeAlias = ArrayPart | TokenPart
-
-
-@runtime_checkable
-class ChecksHoldout(Protocol):
-    """A spec whose data cannot always be split for validation."""
-
-    def check_held_out(self, train: Part, held_out: Part) -> None:
-        """Raise ConfigError if samples of `held_out` leak from `train`."""
 
 
 class Tokenizer(Protocol):

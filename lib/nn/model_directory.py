@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 from lib.errors import ConfigError, os_errors
-from lib.nn.weights import header_dtypes, read_safetensors
+from lib.nn.weights import header_facts, read_safetensors
 from lib.plugin_folders import ROOT
 
 HOST = torch.device("cpu")  # where weights are read
-# What makes a directory of weights usable, and what their licence asks for.
+# Files of a tokenizer.
 _VOCABULARY = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
-_BESIDE = (*_VOCABULARY, "chat_template*", "LICENSE*", "NOTICE*")
+_TOKENIZER = (*_VOCABULARY, "chat_template*")
 
 
 def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...]]:
@@ -83,13 +83,20 @@ def stored_dtypes(folder: Path) -> set[torch.dtype]:
     """
     with _readable(folder):
         if files := list(folder.glob("*.safetensors")):
-            return {dtype for file in files for dtype in header_dtypes(file)}
+            return {dtype for file in files for dtype, _ in header_facts(file).values()}
         values = json.loads((folder / "config.json").read_bytes())
     named = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     dtype = getattr(torch, named, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(f"{folder / 'config.json'} has weights of {named}", todo="write dtype=bfloat16")
     return {dtype}
+
+
+def stored_shapes(folder: str, files: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights in `files` by their headers. Raises ConfigError for damaged files."""
+    with _readable(folder):
+        headers = [header_facts(Path(folder) / name) for name in files]
+    return {name: shape for header in headers for name, (_, shape) in header.items()}
 
 
 @contextlib.contextmanager
@@ -101,10 +108,8 @@ def _readable(folder: str | Path) -> Iterator[None]:
         raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
 
 
-def copy_beside(source: str, file: str) -> str:
-    """Copy tokenizer and licence of the directory `source` beside `file`, and return the folder."""
-    target = Path(file).parent
-    for pattern in _BESIDE:
-        for found in Path(source).glob(pattern):
+def copy_tokenizer(source: str, target: Path) -> None:
+    """Copy the files of the tokenizer in the directory `source` to `target`. A relative path: see above."""
+    for pattern in _TOKENIZER:
+        for found in (ROOT / Path(source).expanduser()).glob(pattern):
             shutil.copy(found, target)
-    return str(target)

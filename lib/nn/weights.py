@@ -87,10 +87,14 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def header_dtypes(file: Path) -> set[torch.dtype]:
-    """Return the types in the header of a safetensors file. Raises OSError, ValueError if it is damaged."""
-    entries = _header(file)[1].items()
-    return {_entry(name, entry)[0] for name, entry in entries if name != "__metadata__"}
+def header_facts(file: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return type and shape of each tensor by the header of a safetensors file.
+
+    Raises OSError, ValueError if it is damaged.
+    """
+    entries = {name: entry for name, entry in _header(file)[1].items() if name != "__metadata__"}
+    read = {name: _entry(name, entry) for name, entry in entries.items()}
+    return {name: (dtype, tuple(shape)) for name, (dtype, shape, *_) in read.items()}
 
 
 def _entry(name: str, entry: object) -> tuple[torch.dtype, list[Any], int, int]:
@@ -107,6 +111,8 @@ def _header(file: Path) -> tuple[int, dict[str, Any]]:
     """Return where the numbers of a safetensors file start, and its header. Raises OSError, ValueError."""
     with file.open("rb") as opened:
         start = 8 + int.from_bytes(opened.read(8), "little")
+        if start > file.stat().st_size:
+            raise ValueError(f"its header would have {start - 8:,} bytes")
         header: dict[str, Any] = json.loads(opened.read(start - 8))
     if not isinstance(header, dict):
         raise ValueError("its header is no object")

@@ -123,8 +123,8 @@ def save(model: GPT2, path: str) -> None:
 
 
 def _text_tokens(model: GPT2 | TextClassifier) -> int:
-    """Return the vocabulary size without the padding token of a classifier, which is the last."""
-    return model.vocab_size if isinstance(model, GPT2) else model.pad
+    """Return the vocabulary size without the padding that a classifier may have after it."""
+    return model.vocab_size if isinstance(model, GPT2) else model.text_tokens
 
 
 def _parts(model: GPT2 | TextClassifier) -> Iterator[tuple[str, nn.Module, str]]:

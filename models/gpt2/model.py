@@ -155,7 +155,7 @@ class TextClassifier(_Model):
 
     def __init__(self, options: Options, spec: TextClassSpec) -> None:
         super().__init__(options, spec)
-        self.pad = spec.pad
+        self.pad, self.text_tokens = spec.pad, spec.vocab_size if spec.published else spec.pad
         self.head = nn.Linear(options.width, spec.classes)
         initialise(self, layers=options.layers, std=options.init_std)
 
@@ -178,7 +178,7 @@ class Tagger(_Model):
 
     def __init__(self, options: Options, spec: TokenTagSpec) -> None:
         super().__init__(options, spec)
-        self.pad = spec.pad
+        self.text_tokens = spec.vocab_size if spec.published else spec.pad
         self.head = nn.Linear(options.width, len(spec.tags))
         initialise(self, layers=options.layers, std=options.init_std)
 

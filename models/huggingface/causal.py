@@ -14,13 +14,20 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
 from lib.data.sampler import HasLengths
 from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.linear_cross_entropy import linear_cross_entropy
 from lib.nn.model_directory import HOST, widest_dtype
-from models.huggingface.library import attention, attention_dropout, check_length, key_attention, loaded, note
+from models.huggingface.library import (
+    attention,
+    attention_dropout,
+    check_length,
+    check_vocabulary,
+    key_attention,
+    loaded,
+    note,
+)
 
 _ATTENTION = "causal_by_document"
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -59,14 +66,7 @@ def build_causal(
         what = f"{folder}: CONFIG_CHAT_BUCKETING=y is not for a model with dropout in attention"
         why = "what it drops would depend on the longest row of a micro-batch"
         raise ConfigError(what, why=why, todo="set it to n, or attention_dropout to 0 in config.json")
-    rows, tokens = theirs.vocab_size, 0
-    if files and not simulated():
-        tokens = HuggingFaceTokenizer(folder).vocab_size
-    if not tokens <= spec.vocab_size <= rows:
-        why = f"the data have {spec.vocab_size:,}, the model {rows:,}"
-        why += f" and its tokenizer {tokens:,}" * bool(tokens)
-        todo = "use data in the tokens of the model, or a directory without weights"
-        raise ConfigError(f"{spec.name} is not in the tokens of {folder}", why=why, todo=todo)
+    check_vocabulary(theirs, spec, folder, files)
     transformers.AttentionInterface.register(_ATTENTION, functools.partial(_attend, transformers))
     real = not simulated() and torch.empty(0).device.type != "meta"
     model = None

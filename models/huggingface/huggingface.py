@@ -1,4 +1,4 @@
-"""Language models of transformers in their own layout: a directory like the one that they come from."""
+"""Models of transformers in their own layout: a directory like the one that they come from."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.nn.model_directory import copy_beside
 from lib.nn.packages import import_extra
-from models.huggingface.causal import Causal
 from models.huggingface.library import EXTRA
 
 
@@ -21,17 +19,8 @@ def require_package() -> Any:
 
 
 def save(model: Any, path: str) -> None:
-    """Write weights to `path` (model.safetensors), and beside it tokenizer and licence of the directory.
-
-    Raises ConfigError for a model that is no language model.
-    """
-    if not isinstance(model, Causal):
-        why = f"{type(model).__name__} is no causal language model"
-        raise ConfigError(
-            "FORMAT=huggingface is not possible", why=why, todo="FORMAT=safetensors writes weights"
-        )
-    theirs: Any = model
-    theirs.save_pretrained(copy_beside(theirs.config._name_or_path, path), max_shard_size=1 << 60)
+    """Write weights to `path`, which ends in model.safetensors, and its configuration beside it."""
+    model.save_pretrained(path.removesuffix("model.safetensors"), max_shard_size=1 << 60)
 
 
 def configuration(model: Any) -> dict[str, Any]:

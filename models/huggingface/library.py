@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
 from lib.errors import ConfigError
+from lib.memory.simulation import simulated
 from lib.nn.dropout import Dropout
-from lib.nn.model_directory import HOST
+from lib.nn.model_directory import HOST, stored_shapes
 from lib.nn.packages import import_extra
 from lib.units import some_of
 
@@ -46,10 +48,39 @@ def check_length(theirs: Any, block_size: int, folder: str) -> None:
         )
 
 
+def check_vocabulary(theirs: Any, spec: Any, folder: str, files: Sequence[str]) -> None:
+    """Raise ConfigError unless the tokens of data are those of the directory, if it has weights."""
+    rows, tokens = theirs.vocab_size, 0
+    if files and not simulated():
+        tokens = HuggingFaceTokenizer(folder).vocab_size
+    if not tokens <= spec.vocab_size <= rows:
+        why = f"the data have {spec.vocab_size:,}, the model {rows:,}"
+        why += f" and its tokenizer {tokens:,}" * bool(tokens)
+        todo = "use data in the tokens of the model, or a directory without weights"
+        raise ConfigError(f"{spec.name} is not in the tokens of {folder}", why=why, todo=todo)
+
+
 def note(files: Sequence[str], differing: str = "") -> str:
     """Return where the weights are from. differing: of `loaded`."""
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"weights of {files[0]}{more}{differing}" if files else "the directory has no weights"
+
+
+def class_names(theirs: Any) -> tuple[str, ...]:
+    """Return the names of classes in a configuration, () where transformers only numbered them."""
+    names = tuple(name for _, name in sorted(theirs.id2label.items()))
+    return () if names == tuple(f"LABEL_{number}" for number in range(len(names))) else names
+
+
+def head_fault(model: nn.Module, head: str, folder: str, files: Sequence[str]) -> str:
+    """Return why the weights in `folder` have not the module `head` of `model`, by their names and shapes."""
+    stored = stored_shapes(folder, files)
+    for name, weight in model.get_submodule(head).named_parameters(prefix=head):
+        if name not in stored:
+            return f"{name} is missing"
+        if stored[name] != tuple(weight.shape):
+            return f"{name} is {stored[name]}, and the model has {tuple(weight.shape)}"
+    return ""
 
 
 def attention_dropout(theirs: Any) -> float:

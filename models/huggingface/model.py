@@ -16,6 +16,7 @@ from lib.memory.simulation import replaced, simulated
 from lib.memory.twin import RealConstants
 from lib.nn.model_directory import open_directory
 from lib.nn.packages import import_extra
+from lib.nn.weights import head_of
 from models.huggingface import library
 from models.huggingface.causal import LanguageSpec, build_causal
 from models.huggingface.library import EXTRA
@@ -60,15 +61,18 @@ def build(options: Options, spec: ImageSpec | TextClassSpec | LanguageSpec) -> n
             f"{folder}: transformers has no class of {task} for {theirs.model_type}",
             todo="choose another directory, or another CONFIG_HUGGINGFACE_INPUT",
         )
-    _set_sizes(theirs, spec, folder)
+    _set_sizes(theirs, spec, folder, files)
     chosen = classes[type(theirs)]
     kind = chosen[0] if isinstance(chosen, Sequence) else chosen
     with RealConstants() if simulated() else contextlib.nullcontext():
         return _with_logits(transformers, _made(transformers, kind, theirs, folder, files), spec)
 
 
-def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str) -> None:
-    """Set what follows from the data: classes, image size and channels, or vocabulary and padding."""
+def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str, files: Sequence[str]) -> None:
+    """Set what follows from the data: classes, image size and channels, or padding.
+
+    The vocabulary is that of the data where their tokenizer is none of Hugging Face.
+    """
     theirs.num_labels = spec.classes
     theirs.use_cache = False
     if isinstance(spec, ImageSpec):
@@ -79,7 +83,14 @@ def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str) -> Non
                 setattr(inner, name, value)
         return
     library.check_length(theirs, spec.block_size, folder)
-    theirs.vocab_size, theirs.pad_token_id = spec.vocab_size, spec.pad
+    if spec.published:
+        library.check_vocabulary(theirs, spec, folder, files)
+        if getattr(theirs, "pad_token_id", None) not in (None, spec.pad):
+            what = f"{folder}/config.json has pad_token_id={theirs.pad_token_id}, its tokenizer {spec.pad}"
+            raise ConfigError(what, todo=f"write pad_token_id={spec.pad}, or name its pad_token there")
+    else:
+        theirs.vocab_size = spec.vocab_size
+    theirs.pad_token_id = spec.pad
 
 
 def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequence[str]) -> nn.Module:
@@ -102,6 +113,9 @@ def _made(transformers: Any, kind: Any, theirs: Any, folder: str, files: Sequenc
         if name == _ATTENTION:
             library.key_attention(model, rate)
         vars(model)["build_note"] = library.note(files, getattr(model, "differing", ""))
+        if files and (head := head_of(model, None)):
+            vars(model)["head_fault"] = library.head_fault(model, head, folder, files)
+            vars(model)["head_classes"] = library.class_names(theirs)
         return model
     raise ConfigError(
         f"{folder}: {kind.__name__} cannot be built", why=" ".join(str(errors[-1]).split())[:300]
@@ -116,7 +130,7 @@ def _of_base(model: Any, key: str) -> bool:
 
 def _with_logits(transformers: Any, model: nn.Module, spec: ImageSpec | TextClassSpec) -> nn.Module:
     """Let `model` take inputs and return logits, in place: the names of its weights stay transformers'."""
-    kind = type(model)
+    kind, head = type(model), head_of(model, None)
     # It would look for a mask of ones, so that the kernel and its rounding depended on what is in a batch.
     explicit = {"is_tracing": lambda *_: True}
 
@@ -128,5 +142,13 @@ def _with_logits(transformers: Any, model: nn.Module, spec: ImageSpec | TextClas
             mask = (inputs != spec.pad).long()
             return kind.forward(self, input_ids=inputs, attention_mask=mask).logits  # type: ignore[no-any-return]
 
-    model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    def reset_head(self: Any) -> str:
+        """Give the head the weights that a new one has, and return its name."""
+        module = self.get_submodule(head)
+        for weight in module.parameters():
+            vars(weight).pop("_is_hf_initialized", None)  # transformers keeps what it has read
+        self._init_weights(module)
+        return head
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "reset_head": reset_head})
     return model

@@ -22,6 +22,10 @@ from lib.nn.packages import import_extra
 TASK = "classify"
 EXTRA = "timm"  # the package that it needs
 
+_LOADS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path"}
+_LOADS |= {"cache_dir", "weights"}
+_WEIGHTS = "name a local file of weights in CONFIG_INITIAL_WEIGHTS"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -52,11 +56,12 @@ def _check_name(timm: Any, name: str) -> None:
     requested = f'CONFIG_TIMM_NAME="{name}"'
     if ":" in name or "/" in name:
         why = "a name with a colon or a slash loads files, or downloads them"
-        raise ConfigError(f"{requested} is refused", why=why, todo="give a name of timm.list_models()")
+        todo = f"give a name of timm.list_models(), and {_WEIGHTS}"
+        raise ConfigError(f"{requested} is refused", why=why, todo=todo)
     plain, _, tag = name.partition(".")
     if tag and timm.is_model(plain):
-        why = f"{tag} names weights, and those are not loaded here"
-        raise ConfigError(f"{requested} has a tag", why=why, todo=f'set CONFIG_TIMM_NAME="{plain}"')
+        why, todo = f"{tag} names weights, and those are not loaded here", f'set CONFIG_TIMM_NAME="{plain}"'
+        raise ConfigError(f"{requested} has a tag", why=why, todo=f"{todo}, and {_WEIGHTS}")
     if not timm.is_model(name):
         listed = "timm.list_models() has them all"
         raise ConfigError(
@@ -97,6 +102,9 @@ def _parsed(options: Options, known: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{what} sets {name} a second time", todo="keep one of them")
         if name in ("num_classes", "in_chans", "img_size"):
             raise ConfigError(f"{what} is decided by the data set", todo=f"leave {name} out")
+        if name in _LOADS:
+            why = "it loads files, or downloads them"
+            raise ConfigError(f"{what} is refused", why=why, todo=f"leave it out, and {_WEIGHTS}")
         if name not in known:
             listed = f"{options.name} has {', '.join(sorted(known))}"
             raise ConfigError(f"{what} is no option of the model", todo=meant(name, known, listed=listed))

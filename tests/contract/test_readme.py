@@ -87,6 +87,10 @@ COMMANDS = {
     "make train CONFIG_MODEL_HUGGINGFACE=y CONFIG_HUGGINGFACE_DIR=models/my-vit": DRY,
     'make setconfig SET="MODEL_HUGGINGFACE=y HUGGINGFACE_INPUT_CAUSAL=y HUGGINGFACE_DIR=../my-llama"'
     "": SETTINGS,
+    'make setconfig SET="MODEL_HUGGINGFACE=y HUGGINGFACE_INPUT_TEXT=y HUGGINGFACE_DIR=../my-bert '
+    'RESET_HEAD=y DATASET_JSONL=y DATA_DIR=../reviews BLOCK_SIZE=128 LEARNING_RATE=0.00005"': SETTINGS,
+    "make predict INPUT=texts.txt": DRY,
+    "make export FORMAT=huggingface DIRECTORY=my-classifier": DRY,
     'make setconfig SET="MODEL_HUGGINGFACE=y HUGGINGFACE_INPUT_CAUSAL=y HUGGINGFACE_DIR=../my-llama '
     "ADAPT_LORA=y LEARNING_RATE=0.0002 DATASET_CHAT=y DATA_DIR=../chats CHAT_FILE=chat.jsonl "
     'BLOCK_SIZE=512"': SETTINGS,
@@ -353,7 +357,8 @@ def test_the_command_is_understood(command: str) -> None:
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Tests")[2]
-    assert lines[-4:] == ["make check", *commands_of(section)[:3]]
+    first, *others = commands_of(section)[:3]
+    assert lines[-5:] == ["make check", first, "make test-extras", *others]
     assert "run: .ci/run" in (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
 
 

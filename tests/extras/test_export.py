@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lib.errors import ConfigError, ToolkitError
 from tests.e2e.runner import TINY, Runner
 from tests.e2e.test_export import RESNET, TABLE, TABULAR
+from tests.extras.foreign import HUGGING_FACE
 from tests.support.configs import ROOT
 from train import export as module
 from train.export import SAMPLES, export
@@ -147,3 +149,52 @@ def test_a_missing_package_is_named(made: Any, tmp_path: Path, monkeypatch: pyte
     ):
         export(made("table"), directory=tmp_path / "out", layout="onnx")
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("kind", ["hf-vit", "hf-resnet"])
+@pytest.mark.parametrize("folder", [False, True], ids=["of one size", "of a folder"])
+def test_transformers_classifies_images_like_the_run(kind: str, folder: bool, tmp_path: Path) -> None:
+    import transformers
+
+    values = HUGGING_FACE[kind] | {"id2label": {"0": "cat", "1": "dog"}}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(values))
+    settings = {"MODEL_HUGGINGFACE": "y", "HUGGINGFACE_DIR": str(tmp_path / "model"), "NORM_BATCH": "8"}
+    settings |= {"TARGET_EFFECTIVE_BATCH": "16", "BUDGET_STEPS": "y", "MAX_STEPS": "3", "PRECISION_FP32": "y"}
+    settings |= {"DATASET_SCENES": "y"}
+    if folder:
+        write_folder(tmp_path / "photos")
+        settings |= {"DATASET_SCENES": "n", "DATASET_IMAGE_FOLDER": "y", "IMAGE_SIZE": "32"}
+        settings |= {"DATA_DIR": str(tmp_path / "photos")}
+    runner = Runner(tmp_path)
+    (tmp_path / "none").write_text("")
+    runner.configure(str(tmp_path / "none"), {f"CONFIG_{name}": value for name, value in settings.items()})
+    runner.run("train")
+    own = restore("", root=ROOT, runs=runner.runs, best=False, needs_data=False)
+    difference = export(own, directory=(out := tmp_path / "out"), layout="huggingface")
+    assert difference is not None and difference < 1e-5
+    names = list(own.data.dataset.class_names) or [str(n) for n in range(10)]
+    assert json.loads((out / "config.json").read_text())["label2id"] == {n: k for k, n in enumerate(names)}
+    has_processor = (out / "preprocessor_config.json").is_file()
+    assert has_processor != folder, "files of a folder are cropped as none of its fields says"
+    assert ("AutoImageProcessor" in (out / "README.md").read_text()) != folder
+    images = np.load(out / "check.npz")["inputs"]
+    found = predict(own, images).columns
+    model = transformers.AutoModelForImageClassification.from_pretrained(out)
+    assert type(model).__name__ == ("ViT" if kind == "hf-vit" else "ResNet") + "ForImageClassification"
+    if not has_processor:
+        return
+    pipeline = transformers.pipeline("image-classification", model=str(out), top_k=len(names))
+    pictures = [Image.fromarray(image.transpose(1, 2, 0)) for image in images]
+    for row, scores in enumerate(pipeline(pictures)):
+        for each in scores:
+            assert each["score"] == pytest.approx(found[f"p_{each['label']}"][row], abs=1e-5)
+
+
+def write_folder(place: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name in ("dark", "light"):
+        (place / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = generator.integers(0, 128, (40, 50, 3)) + 128 * (name == "light")
+            Image.fromarray(pixels.astype(np.uint8)).save(place / name / f"{number}.png")

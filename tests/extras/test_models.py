@@ -255,13 +255,16 @@ def test_padding_is_masked(tmp_path: Path) -> None:
 
 BAD_TIMM = {
     ("vit_tiny_patch16_244", ""): "is no model of timm .*did you mean vit_tiny_patch16_224",
-    ("hf-hub:someone/model", ""): "is refused: a name with a colon",
+    ("hf-hub:someone/model", ""): "is refused: a name with a colon .*and name a local file .*INITIAL_WEIGHTS",
     ("local-dir:/somewhere", ""): "is refused: a name with a colon",
     ("vit_tiny_patch16_224.augreg_in21k", ""): 'has a tag: .*set CONFIG_TIMM_NAME="vit_tiny_patch16_224"',
     ("", ""): "is no model of timm",
-    ("resnet18", "pretrained=True"): "pretrained=True is no option of the model",
-    ("resnet18", "checkpoint_path=/x"): "is no option of the model",
-    ("resnet18", "pretrained_cfg=x.json"): "is no option of the model",
+    ("resnet18", "pretrained=True"): "pretrained=True is refused: it loads files, .*CONFIG_INITIAL_WEIGHTS",
+    (
+        "resnet18",
+        "checkpoint_path=/x",
+    ): "is refused: it loads files, or downloads them; leave it out, and name",
+    ("resnet18", "pretrained_cfg=x.json"): "is refused: it loads files",
     ("vit_tiny_patch16_224", "dept=3"): "is no option of the model; did you mean depth",
     ("vit_tiny_patch16_224", "depth"): "depth is not name=value",
     ("vit_tiny_patch16_224", "depth=two"): "depth=two has the wrong type: its default is 12",

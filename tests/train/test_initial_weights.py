@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from collections.abc import Callable
@@ -278,3 +279,32 @@ def test_gpt2_is_read_in_its_own_layout_and_in_that_of_transformers(layout: str,
     )
     with pytest.raises(ConfigError, match=message):
         check_weights(changed, text_spec(), tmp_path, log=print)
+
+
+BESIDE = {
+    "of transformers": (
+        {"model_type": "bert"},
+        r"set CONFIG_MODEL_HUGGINGFACE=y CONFIG_HUGGINGFACE_DIR=.*/w ",
+    ),
+    "of timm": ({"architecture": "resnet26"}, "set CONFIG_MODEL_TIMM=y CONFIG_TIMM_NAME=resnet26, which has"),
+    "of others": ({"kind": "bert"}, "; use weights of this model, or name what may differ"),
+    "no object": ([], "; use weights of this model, or name what may differ"),
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+@pytest.mark.parametrize("model", ["lenet5", "gpt2"])
+def test_weights_of_another_package_name_the_model_that_has_them(
+    kind: str, model: str, tmp_path: Path
+) -> None:
+    content, message = BESIDE[kind]
+    (folder := tmp_path / "w").mkdir()
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "model.safetensors").write_bytes(safetensors({"bert.embeddings.weight": torch.ones(3)}))
+    text = model == "gpt2"
+    config = small_lm_config(initial_weights="w") if text else small_config(initial_weights="w")
+    spec = text_spec() if text else random_data(config, shape=(1, 28, 28), train_size=8).dataset.spec
+    with pytest.raises(ConfigError) as caught:
+        check_weights(config, spec, tmp_path, log=print)
+    expected = "cannot be used: these are not the weights" if text and "or name" in message else message
+    assert re.search(expected, str(caught.value)) and "\n" not in str(caught.value), caught.value

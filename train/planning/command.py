@@ -35,7 +35,7 @@ from lib.tiers import with_tier
 from lib.units import aligned, columns, flop_text, range_text
 from train.adapters import without_files
 from train.base_run import base_of
-from train.initial_weights import check_weights, initial_weights
+from train.initial_weights import initial_weights
 from train.job import budget_of, warm_up_text
 from train.padding import format_padding
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
@@ -50,7 +50,7 @@ from train.planning.changes import (
 from train.planning.memory_estimate import Launches, MemoryTraces
 from train.planning.step_estimate import gpu_of_hardware, links_of, step_flop_of, step_time_of
 from train.record import log
-from train.training_data import TrainingData, describe_training_data
+from train.training_data import TrainingData, check_start, describe_training_data
 
 UNBOUNDED = 10**6  # columns if the output is no terminal
 UNMEASURED = (
@@ -118,7 +118,7 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
             initial_weights(config, root)
     data = describe_training_data(config, root=root, log=report)
     if not names and has_weights:
-        check_weights(config, data.dataset.spec, root, log=report)
+        check_start(config, data.dataset, root, log=report)
     elif not names:
         report(f"Initial weights: {config.weights.initial_weights}, which make train trains first")
     if note := without_files(config):

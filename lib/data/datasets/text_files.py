@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from lib.data.datasets.files import DataLocation, Remote
 from lib.data.sampler import with_lengths
 from lib.data.tokenizers import ByteTokenizer, CharTokenizer, load_gpt2
 from lib.data.types import Dataset, Shards, TextSpec, Tokenizer, TokenPart, Tokens, Unit
-from lib.errors import ConfigError
+from lib.errors import ConfigError, DataError
 
 INSTEAD = "a language model on CONFIG_DATASET_PYSOURCE=y, which needs no files"
 
@@ -22,6 +23,17 @@ GPT2_REMOTES = (
     Remote("encoder.json", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783", _GPT2),
     Remote("vocab.bpe", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", _GPT2),
 )
+
+
+@runtime_checkable
+class WholeTextTokenizer(Protocol):
+    """A tokenizer that came with a model: it adds special tokens to a whole text, and has one for padding."""
+
+    def check_rows(self, block_size: int) -> int:
+        """Return the id of padding. Raises ConfigError where texts cannot be rows of `block_size` tokens."""
+
+    def encode_whole(self, text: str, longest: int) -> tuple[list[int], bool]:
+        """Encode a text with its special tokens, and return True if it is cut to `longest` tokens."""
 
 
 def block_size_of(location: DataLocation) -> int:
@@ -54,15 +66,39 @@ def gpt2_files(location: DataLocation) -> list[Path]:
     )
 
 
+def row_facts(tokenizer: Tokenizer, location: DataLocation) -> dict[str, Any]:
+    """Return what a spec of padded texts says of their tokens. Raises ConfigError if they cannot be rows."""
+    block_size = block_size_of(location)
+    if isinstance(tokenizer, WholeTextTokenizer):
+        pad, size = tokenizer.check_rows(block_size), tokenizer.vocab_size
+        return {"vocab_size": size, "block_size": block_size, "pad": pad, "published": True}
+    return {"vocab_size": tokenizer.vocab_size + 1, "block_size": block_size, "pad": tokenizer.vocab_size}
+
+
 def padded(
-    texts: Sequence[str], *, tokenizer: Tokenizer, block_size: int, pad: int
+    texts: Sequence[str],
+    *,
+    tokenizer: Tokenizer,
+    block_size: int,
+    pad: int,
+    places: Sequence[str] = (),
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """Return texts as rows of tokens (N, block_size) with `pad` at the end, and how many are truncated."""
+    """Return texts as rows of tokens (N, block_size) with `pad` at the end, and how many are truncated.
+
+    places: of the texts, for messages. Raises DataError for a text that has the token of padding.
+    """
     tokens: npt.NDArray[np.int64] = np.full((len(texts), block_size), pad, np.int64)
     truncated = 0
-    for row, text in zip(tokens, texts, strict=True):
-        ids = tokenizer.encode(text)
-        truncated += len(ids) > block_size
+    for number, (row, text) in enumerate(zip(tokens, texts, strict=True)):
+        if isinstance(tokenizer, WholeTextTokenizer):
+            ids, cut = tokenizer.encode_whole(text, block_size)
+        else:
+            ids, cut = tokenizer.encode(text)[: block_size + 1], False
+        if pad in ids:
+            place = places[number] if places else f"text {number + 1}"
+            what = f"{place} has the token of padding, {tokenizer.decode([pad])}"
+            raise DataError(what, why="a model does not see padding", todo="remove it from the text")
+        truncated += cut or len(ids) > block_size
         row[: len(ids)] = ids[:block_size]
     return tokens, truncated
 

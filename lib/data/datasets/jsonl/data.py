@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lib.data.datasets.files import DataLocation
-from lib.data.datasets.text_files import block_size_of, padded, tokenizer_of
+from lib.data.datasets.text_files import block_size_of, padded, row_facts, tokenizer_of
 from lib.data.jsonl import named, read_objects, training_and_validation
 from lib.data.types import ArrayPart, Dataset, TextClassSpec, Tokenizer, TokenTagSpec
 from lib.errors import ConfigError, DataError, raise_faults
@@ -64,8 +64,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         raise DataError(f"{file}: every {noun} is {names[0]!r}", todo="add texts with another one")
     characters = {character for text in (*train, *test) for word in text.words for character in word}
     tokenizer = tokenizer_of(location, characters="".join(sorted({*characters, " "})))
-    pad, block_size = tokenizer.vocab_size, block_size_of(location)
-    known: dict[str, Any] = {"vocab_size": pad + 1, "block_size": block_size, "pad": pad}
+    known, block_size = row_facts(tokenizer, location), block_size_of(location)
     spec: TokenTagSpec | TextClassSpec = TextClassSpec(name="jsonl", classes=len(names), **known)
     if tagged:
         spec = TokenTagSpec(name="tagged", tags=names, **known)
@@ -116,7 +115,9 @@ def encoded(
     places = {name: place for place, name in enumerate(names)}
     if isinstance(spec, TextClassSpec):
         only = [text.words[0] for text in texts]
-        tokens, cut = padded(only, tokenizer=tokenizer, block_size=spec.block_size, pad=spec.pad)
+        places_N = [text.place for text in texts]
+        own: dict[str, Any] = {"block_size": spec.block_size, "pad": spec.pad, "places": places_N}
+        tokens, cut = padded(only, tokenizer=tokenizer, **own)
         return ArrayPart(tokens, np.array([places[text.labels[0]] for text in texts], np.int64)), cut
     tokens = np.full((len(texts), spec.block_size), spec.pad, np.int64)
     targets = np.full(tokens.shape, IGNORED, np.int32)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lib.data.datasets.files import DataLocation, Remote, damaged
-from lib.data.datasets.text_files import INSTEAD, block_size_of, padded, tokenizer_of
+from lib.data.datasets.text_files import INSTEAD, block_size_of, padded, row_facts, tokenizer_of
 from lib.data.tokenizers import as_text
 from lib.data.types import ArrayPart, Dataset, Labels, TextClassSpec
 from lib.errors import os_errors
@@ -44,18 +44,17 @@ SST2_REMOTES = (
 
 def open_set(_: Options, location: DataLocation) -> Dataset:
     """Open sentences as rows of tokens. Raises DataError if files are missing or damaged."""
-    block_size = block_size_of(location)
     files = location.find_all(SST2_REMOTES, SST2_FOLDERS, name="data set sst2", instead=INSTEAD)
     read = [read_sentences(file) for file in files]
     characters = sorted({character for texts, _ in read for text in texts for character in text})
     tokenizer = tokenizer_of(location, characters="".join(characters))
-    pad = tokenizer.vocab_size
+    known, block_size = row_facts(tokenizer, location), block_size_of(location)
     (train, train_cut), (test, test_cut) = (
         (ArrayPart(tokens, labels), cut)
         for texts, labels in read
-        for tokens, cut in [padded(texts, tokenizer=tokenizer, block_size=block_size, pad=pad)]
+        for tokens, cut in [padded(texts, tokenizer=tokenizer, block_size=block_size, pad=known["pad"])]
     )
-    spec = TextClassSpec(name="sst2", vocab_size=pad + 1, block_size=block_size, classes=CLASSES, pad=pad)
+    spec = TextClassSpec(name="sst2", classes=CLASSES, **known)
     source = (
         f"sst2: {train.size} + {test.size} sentences from {files[0].parent}, "
         f"{train_cut} + {test_cut} of them cut at {block_size} {tokenizer.unit}s"
