@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.types import Tokens, Unit
-from lib.errors import ConfigError
+from lib.errors import ConfigError, DataError
 from lib.nn.packages import import_extra
 
 # Of a folder without any, transformers makes a tokenizer that knows no text.
@@ -60,6 +64,28 @@ class HuggingFaceTokenizer:
             return ids, False
         return self.inner(text, truncation=True, max_length=longest)["input_ids"], True
 
+    def encode_words(self, words: Sequence[str], longest: int) -> tuple[list[int], list[int | None]]:
+        """Encode words with blanks between them as a whole; return the place of the last token of each.
+
+        None for a word that is cut. Raises DataError for a word without a token, ConfigError for a tokenizer
+        that does not tell which text its tokens are of.
+        """
+        if not self.inner.is_fast:
+            todo = "give the folder a tokenizer.json"
+            raise ConfigError(f"the tokenizer in {self.folder} does not tell words apart", todo=todo)
+        starts = [0, *accumulate(len(word) + 1 for word in words[:-1])]
+        options = {"return_offsets_mapping": True, "verbose": False, "max_length": longest}
+        whole, cut = (self.inner(" ".join(words), truncation=cuts, **options) for cuts in (False, True))
+        whole_T, cut_T = (
+            [_word_of(start, stop, starts, words) for start, stop in each["offset_mapping"]]
+            for each in (whole, cut)
+        )
+        numbers, all_of, kept = range(len(words)), Counter(whole_T), Counter(cut_T)
+        if missing := [words[number] for number in numbers if not all_of[number]]:
+            raise DataError(f"the tokenizer has no token for {missing[0]!r}", todo="leave the word out")
+        last = {number: place for place, number in enumerate(cut_T)}
+        return cut["input_ids"], [last[n] if kept[n] == all_of[n] else None for n in numbers]
+
     def check_rows(self, block_size: int) -> int:
         """Return the id of padding: where there is none, that of the end of a text.
 
@@ -97,3 +123,9 @@ class HuggingFaceTokenizer:
     def to_json(self) -> dict[str, Any]:
         """Return its name and folder."""
         return {"name": self.name, "folder": str(self.folder)}
+
+
+def _word_of(start: int, stop: int, starts: Sequence[int], words: Sequence[str]) -> int:
+    """Return the number of the word that a token is of, by characters; -1 for blanks and special tokens."""
+    number = bisect_right(starts, stop - 1) - 1
+    return number if stop > start < starts[number] + len(words[number]) else -1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from lib.data.types import ImageSpec, TextClassSpec
+from lib.data.types import ImageSpec, TextClassSpec, TokenTagSpec
 from lib.errors import ConfigError
 from lib.memory.simulation import replaced, simulated
 from lib.memory.twin import RealConstants
@@ -24,6 +24,7 @@ from models.huggingface.library import EXTRA
 TASK = "lm"  # of labels it is the one that TASK names
 TAKES_TARGETS = True  # a language model
 
+Classes: TypeAlias = ImageSpec | TextClassSpec | TokenTagSpec
 _ATTENTION = "keyed_by_sample"
 
 
@@ -35,8 +36,8 @@ class Options:
     input: str
 
 
-def build(options: Options, spec: ImageSpec | TextClassSpec | LanguageSpec) -> nn.Module:
-    """Build a model from (N, C, H, W) images or (N, T) tokens to (N, classes) logits, or a language model.
+def build(options: Options, spec: Classes | LanguageSpec) -> nn.Module:
+    """Build a model from (N, C, H, W) images or (N, T) tokens to logits of classes, or a language model.
 
     Weights in the directory are loaded, but not on the meta device and in simulations. Raises ConfigError
     without transformers, for an unusable directory, and for weights that do not fit.
@@ -47,15 +48,14 @@ def build(options: Options, spec: ImageSpec | TextClassSpec | LanguageSpec) -> n
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     theirs = library.configuration(transformers, folder)
-    if not isinstance(spec, ImageSpec | TextClassSpec):
+    if not isinstance(spec, Classes):
         return build_causal(transformers, theirs, folder, files, spec)
-    images = isinstance(spec, ImageSpec)
-    task = "image classification" if images else "sequence classification"
-    classes = (
-        transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-        if images
-        else transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    )
+    if isinstance(spec, ImageSpec):
+        task, classes = "image classification", transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    elif isinstance(spec, TextClassSpec):
+        task, classes = "sequence classification", transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    else:
+        task, classes = "token classification", transformers.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
     if type(theirs) not in classes:
         raise ConfigError(
             f"{folder}: transformers has no class of {task} for {theirs.model_type}",
@@ -68,12 +68,12 @@ def build(options: Options, spec: ImageSpec | TextClassSpec | LanguageSpec) -> n
         return _with_logits(transformers, _made(transformers, kind, theirs, folder, files), spec)
 
 
-def _set_sizes(theirs: Any, spec: ImageSpec | TextClassSpec, folder: str, files: Sequence[str]) -> None:
+def _set_sizes(theirs: Any, spec: Classes, folder: str, files: Sequence[str]) -> None:
     """Set what follows from the data: classes, image size and channels, or padding.
 
     The vocabulary is that of the data where their tokenizer is none of Hugging Face.
     """
-    theirs.num_labels = spec.classes
+    theirs.num_labels = len(spec.tags) if isinstance(spec, TokenTagSpec) else spec.classes
     theirs.use_cache = False
     if isinstance(spec, ImageSpec):
         inner = getattr(theirs, "vision_config", theirs)
@@ -128,7 +128,7 @@ def _of_base(model: Any, key: str) -> bool:
     return inside and "pooler." not in key
 
 
-def _with_logits(transformers: Any, model: nn.Module, spec: ImageSpec | TextClassSpec) -> nn.Module:
+def _with_logits(transformers: Any, model: nn.Module, spec: Classes) -> nn.Module:
     """Let `model` take inputs and return logits, in place: the names of its weights stay transformers'."""
     kind, head = type(model), head_of(model, None)
     # It would look for a mask of ones, so that the kernel and its rounding depended on what is in a batch.

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,10 +15,11 @@ import transformers
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.errors import ConfigError, DataError
+from lib.nn import IGNORED
 from lib.runs.identity import identity
 from tests.contract import test_readers
 from tests.e2e.runner import TINY, Runner
-from tests.extras.text_classifiers import KINDS, LABELS, folder_of, lines, write_lines
+from tests.extras.text_classifiers import KINDS, LABELS, folder_of, lines, tagged_lines, write_lines
 from tests.support.configs import ROOT
 from train.initial_weights import reset_head
 from train.training_data import TrainingData, built, check_start, open_training_data
@@ -27,7 +29,8 @@ SIZE = 16  # tokens, so that some texts are cut
 
 def options_of(place: Path, **changes: str) -> dict[str, str]:
     own = {"MODEL_HUGGINGFACE": "y", "HUGGINGFACE_INPUT_TEXT": "y", "HUGGINGFACE_DIR": str(place / "model")}
-    own |= {"DATASET_JSONL": "y", "DATA_DIR": str(place), "BLOCK_SIZE": str(SIZE), "PRECISION_FP32": "y"}
+    own |= {} if "DATASET_TAGGED" in changes else {"DATASET_JSONL": "y"}
+    own |= {"DATA_DIR": str(place), "BLOCK_SIZE": str(SIZE), "PRECISION_FP32": "y"}
     return {f"CONFIG_{name}": value for name, value in {**own, **changes}.items()}
 
 
@@ -136,20 +139,81 @@ def test_a_tokenizer_that_gives_types_is_refused(place: Path) -> None:
         opened(place)
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
-@pytest.mark.parametrize(
-    "check",
-    [
-        test_readers.test_training_does_not_depend_on_the_split_or_on_where_it_resumes,
-        test_readers.test_ranks_have_the_gradient_of_one_process_together,
-    ],
+CHECKS = (
+    test_readers.test_training_does_not_depend_on_the_split_or_on_where_it_resumes,
+    test_readers.test_ranks_have_the_gradient_of_one_process_together,
 )
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+@pytest.mark.parametrize("check", CHECKS)
 def test_training_is_exact(kind: str, check: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of(kind, place / "model", labels=LABELS)
     config, data = opened(place)
     config = config.replace(target_effective_batch=8, max_steps=4, budget="steps")
     monkeypatch.setattr(test_readers, "opened", lambda *_: (config, data))
     check(name="jsonl", root=place)
+
+
+TOKENS = "AutoModelForTokenClassification"
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_words_have_their_tags_at_their_last_tokens(kind: str, place: Path) -> None:
+    folder_of(kind, place / "model", labels=["B-X", "O"], auto=TOKENS)
+    write_lines(place / "train.jsonl", rows := tagged_lines())
+    config, data = opened(place, DATASET_TAGGED="y")
+    check_start(config, data.dataset, ROOT, log=print)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "model")
+    theirs = transformers.AutoModelForTokenClassification.from_pretrained(place / "model").eval()
+    model, cut = built(config, data.dataset.spec).eval(), 0
+    parts, pad = [each.take() for each in (data.dataset.train, data.dataset.test)], data.dataset.spec.pad  # type: ignore[attr-defined]
+    found = {tuple(row[row != pad]): own for part in parts for row, own in zip(*part, strict=True)}
+    for row in rows:
+        text = " ".join(row["tokens"])
+        given = tokenizer(text, truncation=True, max_length=SIZE, return_tensors="pt")
+        whole, wanted, end = tokenizer(text), np.full(SIZE, IGNORED), -1
+        for word, tag in zip(row["tokens"], row["tags"], strict=True):
+            end += len(word) + 1
+            last = whole.char_to_token(end - 1)
+            if last < SIZE - 1:
+                wanted[last] = ["B-X", "O"].index(tag)
+            else:
+                cut += 1
+        ids = tuple(given["input_ids"][0].tolist())
+        assert (found[ids] == wanted).all(), text
+        with torch.no_grad():
+            own = model(torch.tensor([[*ids, *[pad] * (SIZE - len(ids))]]))  # type: ignore[attr-defined]
+            assert (own[0, : len(ids)] - theirs(**given).logits[0]).abs().max() <= 1e-5
+    assert cut and f"words are longer than {SIZE} tokens, and cut" in data.dataset.source
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_training_on_tags_is_exact(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(name, place / "model", labels=["B-X", "O"], auto=TOKENS)
+    write_lines(place / "train.jsonl", tagged_lines())
+    config, data = opened(place, DATASET_TAGGED="y")
+    config = config.replace(target_effective_batch=8, max_steps=4, budget="steps")
+    monkeypatch.setattr(test_readers, "opened", lambda *_: (config, data))
+    for check in CHECKS:
+        check(name="tagged", root=place)
+
+
+@pytest.mark.parametrize("fault", ["word", "padding", "slow"])
+def test_texts_that_cannot_be_tagged_are_named(
+    fault: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of("bert", place / "model", labels=["B-X", "O"], auto=TOKENS)
+    word, message = {
+        "word": ("\u200b", r"train.jsonl:61: the tokenizer has no token for .*; leave the word out"),
+        "padding": ("[PAD]", r"train.jsonl:61 has the token of padding; remove it"),
+        "slow": ("a", "does not tell words apart; give the folder a tokenizer.json"),
+    }[fault]
+    write_lines(place / "train.jsonl", [*tagged_lines(), {"tokens": ["a", word], "tags": ["O", "O"]}])
+    if fault == "slow":
+        monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "is_fast", False)
+    with pytest.raises((DataError, ConfigError), match=message):
+        opened(place, DATASET_TAGGED="y")
 
 
 HEADS = {

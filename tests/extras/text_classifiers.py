@@ -62,7 +62,14 @@ def byte_pairs(kind: str) -> tuple[Any, dict[str, str]]:
     return made, {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 
 
-def folder_of(kind: str, folder: Path, *, labels: list[str] | None = None, **changes: Any) -> Path:
+def folder_of(
+    kind: str,
+    folder: Path,
+    *,
+    labels: list[str] | None = None,
+    auto: str = "AutoModelForSequenceClassification",
+    **changes: Any,
+) -> Path:
     """Write a directory with random weights for `labels`; none: as of a model without a head for classes."""
     made, special = word_pieces() if kind[-4:] == "bert" and kind != "roberta" else byte_pairs(kind)
     longest = {} if kind == "gpt2" else {"model_max_length": 62}
@@ -75,8 +82,7 @@ def folder_of(kind: str, folder: Path, *, labels: list[str] | None = None, **cha
         changes |= {"id2label": dict(enumerate(labels)), "label2id": numbers}
     config = transformers.AutoConfig.for_model(name, **{**values, **changes})
     torch.manual_seed(0)
-    auto = transformers.AutoModel if labels is None else transformers.AutoModelForSequenceClassification
-    model = auto.from_config(config)
+    model = getattr(transformers, "AutoModel" if labels is None else auto).from_config(config)
     with torch.no_grad():
         for weight in model.parameters():  # logits that differ between texts
             weight += 0.2 * torch.randn_like(weight)
@@ -94,5 +100,15 @@ def lines(count: int = 60) -> list[dict[str, str]]:
     return rows
 
 
-def write_lines(file: Path, rows: list[dict[str, str]]) -> None:
+def tagged_lines(count: int = 60) -> list[dict[str, Any]]:
+    """Words with tags; some texts are long, and a character has several tokens."""
+    rows = []
+    for n in range(count):
+        words = ["The", "unbearable", "plot", "was", ("bad", "good")[n % 3 == 0], f"été{n}"]
+        words += ["dull"] * (2 * (n % 9))
+        rows.append({"tokens": words, "tags": ["B-X" if word[0] in "pué" else "O" for word in words]})
+    return rows
+
+
+def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

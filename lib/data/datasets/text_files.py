@@ -35,6 +35,12 @@ class WholeTextTokenizer(Protocol):
     def encode_whole(self, text: str, longest: int) -> tuple[list[int], bool]:
         """Encode a text with its special tokens, and return True if it is cut to `longest` tokens."""
 
+    def encode_words(self, words: Sequence[str], longest: int) -> tuple[list[int], list[int | None]]:
+        """Encode words with blanks between them likewise; return the place of the last token of each.
+
+        None for a word that is cut. Raises DataError for a word without a token.
+        """
+
 
 def block_size_of(location: DataLocation) -> int:
     """Return the context length, which every text needs."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation
-from lib.data.datasets.text_files import block_size_of, padded, row_facts, tokenizer_of
+from lib.data.datasets.text_files import WholeTextTokenizer, block_size_of, padded, row_facts, tokenizer_of
 from lib.data.jsonl import named, read_objects, training_and_validation
 from lib.data.types import ArrayPart, Dataset, TextClassSpec, Tokenizer, TokenTagSpec
 from lib.errors import ConfigError, DataError, raise_faults
 from lib.nn import IGNORED
+
+Row = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +126,9 @@ def encoded(
     targets = np.full(tokens.shape, IGNORED, np.int32)
     cut = 0
     for row, text in enumerate(texts):
+        if isinstance(tokenizer, WholeTextTokenizer):
+            cut += _encode_words(text, tokenizer, spec, places, tokens[row], targets[row])
+            continue
         end = 0
         for number, (word, tag) in enumerate(zip(text.words, text.labels, strict=True)):
             ids = tokenizer.encode(f" {word}" if number else word)[: spec.block_size - end + 1]
@@ -133,3 +139,25 @@ def encoded(
             end += len(ids)
             targets[row, end - 1] = places[tag]  # there a causal model has seen the whole word
     return ArrayPart(tokens, targets), cut
+
+
+def _encode_words(
+    text: Text,
+    tokenizer: WholeTextTokenizer,
+    spec: TokenTagSpec,
+    places: Mapping[str, int],
+    tokens_T: Row,
+    targets_T: Row,
+) -> int:
+    """Write the tokens of a text into a row, and its tags; return the number of words that are cut."""
+    try:
+        ids, last = tokenizer.encode_words(text.words, spec.block_size)
+    except DataError as error:
+        raise DataError(f"{text.place}: {error.what}", todo=error.todo) from error
+    if spec.pad in ids:
+        raise DataError(f"{text.place} has the token of padding", todo="remove it from the text")
+    tokens_T[: len(ids)] = ids
+    for place, tag in zip(last, text.labels, strict=True):
+        if place is not None:
+            targets_T[place] = places[tag]
+    return last.count(None)
