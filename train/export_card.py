@@ -107,7 +107,9 @@ def facts_of(
     base, source = getattr(first_weights(job.config), "name", None), source_of_base(restored.run) or {}
     if base is None:  # random weights, though their configuration may have been fetched
         source = {}
-    tokenizer = dataset.tokenizer and dataset.tokenizer.to_json()
+    tokenizer = dict(dataset.tokenizer.to_json()) if dataset.tokenizer else None
+    if tokenizer and "folder" in tokenizer:
+        tokenizer["folder"] = Path(tokenizer["folder"]).name  # as in other texts for others
     return {
         "format": layout,
         "model": job.config.model,
