@@ -128,8 +128,13 @@ def test_of_more_positions_the_first_are_taken() -> None:
         from_huggingface(model, altered(**{"wpe.weight": longer[:3]}))
 
 
-def test_a_classifier_takes_the_backbone_and_is_not_written() -> None:
-    spec = TextClassSpec(name="t", vocab_size=VOCAB + 1, block_size=BLOCK, classes=3, pad=VOCAB)
+@pytest.mark.parametrize(
+    "tokens",
+    [{"vocab_size": VOCAB + 1, "pad": VOCAB}, {"vocab_size": VOCAB, "pad": 2, "published": True}],
+    ids=["padding after the tokens", "padding among them"],
+)
+def test_a_classifier_takes_the_backbone_and_is_not_written(tokens: dict[str, Any]) -> None:
+    spec = TextClassSpec(name="t", block_size=BLOCK, classes=3, **tokens)
     model = build_model("gpt2", OPTIONS, spec, seed=1)
     assert isinstance(model, TextClassifier)
     head = model.head.weight.clone()
