@@ -61,6 +61,10 @@ def build(options: Options, spec: Classes | LanguageSpec) -> nn.Module:
             f"{folder}: transformers has no class of {task} for {theirs.model_type}",
             todo="choose another directory, or another CONFIG_HUGGINGFACE_INPUT",
         )
+    if getattr(theirs, "is_encoder_decoder", False):
+        why = "where its class looks for the end of a text cannot be traced"
+        what = f"{folder}: {theirs.model_type} is an encoder-decoder"
+        raise ConfigError(what, why=why, todo="choose a model that is an encoder or a decoder")
     _set_sizes(theirs, spec, folder, files)
     chosen = classes[type(theirs)]
     kind = chosen[0] if isinstance(chosen, Sequence) else chosen

@@ -296,6 +296,7 @@ BAD_CONFIGS: dict[str, tuple[str, dict[str, Any] | str, str]] = {
         {"max_position_embeddings": 8},
         "BLOCK_SIZE=12 is too long for .*set CONFIG_BLOCK",
     ),
+    "encoder-decoder": ("hf-bert", {"model_type": "bart"}, "bart is an encoder-decoder: .*choose a model"),
     "patches": ("hf-vit", {"patch_size": 64}, "models/huggingface"),
 }
 
