@@ -84,7 +84,7 @@ class Request:
 
     @property
     def origin(self) -> str:
-        """What is traced, in words."""
+        """Source of the traced model and loss, in words."""
         package, symbol = (
             ("timm", "TIMM") if self.model.startswith("timm:") else ("transformers", "HUGGINGFACE")
         )

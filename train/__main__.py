@@ -119,7 +119,7 @@ def _with_configuration(options: argparse.Namespace, requested: kconf.Resolved, 
 
             from train.planning.command import plan
         elif options.command == "probe":
-            from train.planning.autotune import probe_command
+            from train.planning.run_plan import probe_command
         elif options.command == "preflight":
             from train.preflight.command import preflight
         elif options.command == "data-check":

@@ -32,8 +32,7 @@ from lib.runs.identity import identity, stored_weight_facts, trains, weight_fact
 from train import loop
 from train.build import make_job
 from train.job import Job, Progress, checkpoint_format, early_stop, saves_beside
-from train.planning.memory_estimate import refuse
-from train.planning.run_plan import RunRequest, plan_for
+from train.planning.run_plan import RunRequest, plan_for, refuse
 from train.record import Record, RunRecord, log
 from train.signals import Rescaled, Stopped, ended_once, interrupted_text
 from train.summary import log_speed, log_summary, next_commands, report_memory, resume_command

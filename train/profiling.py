@@ -35,7 +35,7 @@ from lib.units import seconds_text
 from train import loop
 from train.build import check_run, make_job
 from train.job import Budget, Progress
-from train.planning.memory_estimate import predicted_plan, refuse
+from train.planning.run_plan import predicted_plan, refuse
 from train.record import Record, log
 from train.signals import Stopped
 from train.training_data import TrainingData, open_to_train, open_training_data

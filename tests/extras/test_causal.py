@@ -31,7 +31,8 @@ from lib.plan.gpus import parse_gpu
 from models.huggingface import causal
 from tests.extras.foreign import config_of
 from tests.support.training import CPU
-from train.planning.memory_estimate import MemoryTraces, predicted_plan
+from train.planning.memory_estimate import MemoryTraces
+from train.planning.run_plan import predicted_plan
 from train.training_data import make_training_data
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -38,7 +38,8 @@ from tests.support.training import (
 )
 from train import adapters
 from train.build import check_run, make_job
-from train.planning.memory_estimate import MemoryTraces, predicted_plan
+from train.planning.memory_estimate import MemoryTraces
+from train.planning.run_plan import predicted_plan
 from train.training_data import stored_units
 
 

@@ -34,7 +34,8 @@ from tests.extras.foreign import NAMES, WITH_NORMS, config_of, data_of
 from tests.support.training import CPU, largest_difference, small_job, small_plan, trained
 from train import loop, stock_layers, training_data
 from train.job import Progress
-from train.planning.memory_estimate import MemoryTraces, predicted_plan
+from train.planning.memory_estimate import MemoryTraces
+from train.planning.run_plan import predicted_plan
 from train.preflight import checks
 from train.training_data import built
 

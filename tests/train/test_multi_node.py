@@ -18,7 +18,7 @@ from lib.plan.placement import of_all_nodes
 from tests.support.tokens import small_lm_config, text_data
 from train import base_run, multi_node, training_data
 from train.multi_node import check_shared_directory, refusal_on_nodes
-from train.planning import memory_estimate
+from train.planning import run_plan
 
 
 class Ranks:
@@ -145,14 +145,14 @@ def test_weights_to_start_from_are_not_trained_for_what_is_refused(
     """The data are there, so that nothing else would ask the plan before."""
     several: dict[str, Any] = {"dist_nnodes": str(nodes), "resume": "auto", "target_effective_batch": 24}
     config = small_lm_config().replace(**several, dist_strategy="split", initial_weights="defconfig:base")
-    for module in (multi_node, memory_estimate):
+    for module in (multi_node, run_plan):
         monkeypatch.setattr(module, "probe", lambda _: parse_gpu("a100-40gx2"))
     trained: list[object] = []
     monkeypatch.setattr(base_run, "base_of", lambda *_: "base")
     monkeypatch.setattr(base_run, "train_base", lambda base, *_, **__: trained.append(base))
     monkeypatch.setattr(training_data, "_metadata", lambda *_, **__: None)
     monkeypatch.setattr(training_data, "open_training_data", lambda *_, **__: text_data(config))
-    refuse = refusal_on_nodes(config, met(2, 2)) if nodes > 1 else memory_estimate.refuse
+    refuse = refusal_on_nodes(config, met(2, 2)) if nodes > 1 else run_plan.refuse
     with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_SPLIT=y is not possible"):
         training_data.open_to_train(config, root=tmp_path, log=lambda _: None, refuse=refuse)
     assert not trained

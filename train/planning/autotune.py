@@ -16,20 +16,18 @@ from typing import Any
 from lib import atomic, kconf
 from lib.config import OF_PLUG_INS, Config, config_from_values, flat
 from lib.devices.host import speed_settings
-from lib.devices.probe import environment, probe
-from lib.errors import ConfigError, PlanError, ToolkitError, os_error, signal_name
+from lib.devices.probe import environment
+from lib.errors import PlanError, ToolkitError, os_error, signal_name
 from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import digest_of, sources_of
 from lib.plan.fitting import MemoryEstimator, divisors, predicted, smallest_accepted, step_settings
 from lib.plan.micro_batch_search import Failure, Measurement, Probed, search
 from lib.plan.placement import place, refuse_static_shapes
-from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
-from lib.tiers import with_tier
 from lib.units import bytes_text
-from train.planning.memory_estimate import MemoryTraces, refuse
+from train.planning.memory_estimate import MemoryTraces
 from train.record import log
-from train.training_data import TrainingData, open_to_train
+from train.training_data import TrainingData
 
 MAX_SECONDS = 900.0  # limit of a probe run, start and compilation included
 COMMAND = (sys.executable, "-m", "train", "trial")
@@ -98,29 +96,6 @@ class ProbeTarget:
         accumulates = size < decided.shares[0]
         step = dataclasses.replace(step_settings(decided), micro_batch=size, accumulates=accumulates)
         return predicted(step, self.predict, free_bytes=place(self.config, self.hardware).free_bytes)
-
-
-def probe_command(requested: kconf.Resolved, *, root: Path) -> int:
-    """Run `make probe`: measure, store the results, and print the resulting plan.
-
-    Raises ConfigError if the batch is set by hand, PlanError if no micro-batch that was probed fits.
-    """
-    resolved = with_tier(requested, root=root, log=log)
-    config = config_from_values(resolved.values)
-    if config.hyper_param == "manual":
-        raise ConfigError(
-            "there is nothing to measure",
-            why="CONFIG_HYPER_PARAM_MANUAL=y gives the micro-batch",
-            todo="set CONFIG_HYPER_PARAM_AUTO=y",
-        )
-    hardware = probe(config.device)
-    refuse_static_shapes(hardware.kind, what="measuring (make probe)")
-    data = open_to_train(config, root=root, log=log, refuse=refuse)
-    target = ProbeTarget.of(resolved, data, hardware, root=root)
-    show(target.plan(measure(target)), sys.stdout)
-    if config.auto_method != "probe":
-        log("CONFIG_AUTO_METHOD_PROBE=y makes runs go by it")
-    return 0
 
 
 def cached(target: ProbeTarget) -> CachedProbe | None:

@@ -14,7 +14,7 @@ from lib.memory.peak import resident_bytes
 from lib.plan.fitting import predicted, step_settings
 from lib.plan.types import Hardware
 from lib.tiers import with_tier
-from train.planning.memory_estimate import predicted_plan
+from train.planning.run_plan import predicted_plan
 from train.training_data import describe_training_data
 
 

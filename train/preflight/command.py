@@ -22,7 +22,7 @@ from lib.nn.model_code import place_in_models
 from lib.plan.placement import refuse_static_shapes
 from lib.tiers import with_tier
 from train.build import check_run
-from train.planning.memory_estimate import predicted_plan, refuse
+from train.planning.run_plan import predicted_plan, refuse
 from train.preflight import checks as checks
 from train.preflight.checks import Candidate
 from train.preflight.ranks import OF_RANKS, two_ranks

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lib import kconf
+from lib import kconf, tiers
 from lib.config import config_from_values
 from lib.data import Dataset
 from lib.data.cache import cached_folder, checked_before
@@ -26,8 +26,8 @@ from tests.support.datasets import IMAGE_FOLDER, looked, opened, place_of
 from tests.support.tokens import small_lm_config
 from tests.support.training import small_config
 from train import commands, profiling
-from train.planning import autotune, memory_estimate
-from train.planning.memory_estimate import refuse
+from train.planning import run_plan
+from train.planning.run_plan import refuse
 from train.preflight import command as preflight
 from train.training_data import (
     TrainingData,
@@ -214,12 +214,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_packed(
     }
     config = small_config("resnet18", **images, target_effective_batch=12, norm_batch=4)
     with monkeypatch.context() as small:
-        small.setattr(memory_estimate, "predicted_plan", no_room)
+        small.setattr(run_plan, "predicted_plan", no_room)
         with pytest.raises(PlanError, match="it does not fit"):
             open_to_train(config, root=tmp_path, log=SILENT, refuse=refuse)
         assert not (tmp_path / "data").exists() and told[0].facts.train_size == 12
     open_to_train(config, root=tmp_path, log=SILENT, refuse=refuse)
-    monkeypatch.setattr(memory_estimate, "predicted_plan", no_room)
+    monkeypatch.setattr(run_plan, "predicted_plan", no_room)
     open_to_train(config, root=tmp_path, log=SILENT, refuse=refuse)  # packed: the plan itself refuses
     assert len(told) == 1
 
@@ -287,14 +287,14 @@ def test_options_of_shipped_configurations_are_refused_on_no_machine(
         pytest.skip("the table gives a CPU no micro-batch for such a group, which is an error of its own")
     for machine in ("cpu-24g", "h100-80g", "rtx4090", "h100-80gx4"):
         hardware = parse_gpu(machine)
-        monkeypatch.setattr(memory_estimate, "probe", lambda _, found=hardware: found)
+        monkeypatch.setattr(run_plan, "probe", lambda _, found=hardware: found)
         refuse(config, None)
         if config.elastic_policy:
             refuse(
                 config.replace(elastic_policy="latentwire", elastic_base_batch=64, elastic_target_util=75),
                 None,
             )
-    monkeypatch.setattr(memory_estimate, "probe", lambda _: pytest.fail("of all nodes nothing is known"))
+    monkeypatch.setattr(run_plan, "probe", lambda _: pytest.fail("of all nodes nothing is known"))
     refuse(config.replace(dist_nnodes="2"), None)
 
 
@@ -318,7 +318,7 @@ def test_every_command_that_trains_refuses_before_it_opens_data(
                 lambda: None,
             ),
         ),
-        "probe": (autotune, lambda: autotune.probe_command(resolved, **where)),
+        "probe": (run_plan, lambda: run_plan.probe_command(resolved, **where)),
         "preflight": (preflight, lambda: preflight.candidate_of(resolved, **where, runs=Path(), log=print)),
         "profile": (profiling, lambda: profiling.profile(resolved, **where, steps=1, out=Path())),
     }
@@ -326,7 +326,8 @@ def test_every_command_that_trains_refuses_before_it_opens_data(
     monkeypatch.setattr(module, "open_to_train", opens)
     if command != "train":
         monkeypatch.setattr(module, "config_from_values", lambda _: config)
-        monkeypatch.setattr(module, "with_tier", lambda *_, **__: resolved, raising=False)
+        for owner in (module, tiers):
+            monkeypatch.setattr(owner, "with_tier", lambda *_, **__: resolved, raising=False)
     with pytest.raises(Opened) as raised:
         call()
     assert raised.value.args == (refuse,)

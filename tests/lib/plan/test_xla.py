@@ -254,7 +254,7 @@ def test_even_one_device_is_for_a_process_of_its_own(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(commands, "launch", launch)
     monkeypatch.setattr(commands, "open_training_data", lambda *_, **__: None)
-    monkeypatch.setattr("train.planning.memory_estimate.probe", lambda _: V4)
+    monkeypatch.setattr("train.planning.run_plan.probe", lambda _: V4)
     monkeypatch.setattr(commands, "probe", lambda _: V4)
     monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, V4, make_facts()))
     request = RunRequest(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]
