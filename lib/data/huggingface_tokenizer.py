@@ -37,9 +37,13 @@ class HuggingFaceTokenizer:
         why = f"it has none of {', '.join(FILES)}"
         if any((folder / name).is_file() for name in FILES):
             options = {"local_files_only": True, "trust_remote_code": False}
+            wrong_type = import_extra("huggingface_hub.errors").StrictDataclassError  # no ValueError
             try:
                 self.inner: Any = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
                 why = "" if self.encode("a") else "it gives no token for a text"
+            except wrong_type as error:  # transformers reads config.json, too
+                what, why = f"{folder}/config.json is not understood", " ".join(str(error).split())[:200]
+                raise ConfigError(what, why=why, todo="mend or copy it again") from error
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
                 why = " ".join(str(error).split())[:200]
         if why:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
 from lib.errors import ConfigError
 from tests.extras.test_causal import BYTES, SIZES, made, program, with_weights
 
@@ -135,6 +136,17 @@ def test_a_bad_directory_is_one_line(fault: str, good: Path, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=told) as caught:
         made(folder, BYTES)
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
+
+
+def test_a_tokenizer_whose_configuration_is_not_understood_is_one_line(good: Path, tmp_path: Path) -> None:
+    """Chats open it before the model is made."""
+    shutil.copytree(good, tmp_path / "model")
+    rewrite("config.json", attention_bias="maybe")(tmp_path / "model")
+    with pytest.raises(
+        ConfigError, match=r"config.json is not understood: .*attention_bias.*; mend"
+    ) as caught:
+        HuggingFaceTokenizer(tmp_path / "model")
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_wrong_is_found_before_there_is_a_run(good: Path, tmp_path: Path) -> None:
