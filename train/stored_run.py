@@ -19,10 +19,11 @@ from lib.errors import ConfigError, ToolkitError
 from lib.nn.model_code import code_facts
 from lib.plan import plan as decide
 from lib.plan.types import Plan
+from lib.plugin_folders import ROOT
 from lib.plugins import DATASETS
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
-from lib.runs.identity import identity, trains
+from lib.runs.identity import DIRECTORIES, identity, trains
 from lib.runs.index import facts_of, objects_of, stored
 from lib.units import value_text
 from train import loop
@@ -106,6 +107,7 @@ def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
         todo = f"restore it: {_restoring(run)}"
         raise ConfigError(error.what, todo=todo, findings=error.findings) from error
     if run.identity and not trains(run, resolved):
+        _check_directories(run, resolved)
         restore = f"restore it: {_restoring(run)}; or " if _restores(run, root) else ""
         accepted = run.path.with_name(run.name.replace(run.identity, identity(resolved.in_effect)))
         accept = f"mv {shlex.quote(str(run.path))} {shlex.quote(str(accepted))}"
@@ -149,6 +151,21 @@ def _restores(run: RunDir, root: Path) -> bool:
 
 def _restoring(run: RunDir) -> str:
     return f"cp {shlex.quote(str(run.minimal))} {shlex.quote(str(run.config))}"
+
+
+def _check_directories(run: RunDir, resolved: kconf.Resolved) -> None:
+    """Raise ConfigError where the configuration is that of the run, so that a directory has other files."""
+    known, given = stored(run, "values", kconf.values_from_json), resolved.in_effect
+    named = [name for name in DIRECTORIES if given.get(name)]
+    if not named or any(known.get(name) != value for name, value in given.items()):
+        return
+    gone = [name for name in named if not (ROOT / Path(str(given[name])).expanduser()).is_dir()]
+    listed = ", ".join(f"CONFIG_{name}={given[name]}" for name in gone or named)
+    raise ConfigError(
+        f"{run.path} needs the files that it was made with in {listed}",
+        why="it is not there" if gone else "some were changed, added or removed",
+        todo=f"put them back, or write where they are into {run.config}",
+    )
 
 
 def _differences(run: RunDir, resolved: kconf.Resolved) -> str:

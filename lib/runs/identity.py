@@ -36,7 +36,7 @@ _GROUPS = ("SLURM_", "SINK_")
 # What is hashed in place of the value: which strategy trains does not matter, as for AUTO.
 _HASHED_AS: Mapping[str, Value] = {"DIST_STRATEGY": "auto"}
 # Directories of which some files are hashed, and not where they are.
-_DIRECTORIES = {
+DIRECTORIES = {
     "HUGGINGFACE_DIR": ("config.json",),  # and weights
     "TOKENIZER_DIR": ("tokenizer*", "vocab*", "merges*", "*_tokens*.json", "chat_template*"),
 }
@@ -83,7 +83,7 @@ def weight_facts(in_effect: Mapping[str, Value]) -> dict[str, Any]:
     What starts from a run has the source of its weights. Raises ToolkitError where weights cannot be read.
     """
     sources = dict[str, Any]()
-    for name in _DIRECTORIES:
+    for name in DIRECTORIES:
         if value := in_effect.get(name):
             sources[name] = _source(ROOT / Path(str(value)).expanduser())
     digest = None
@@ -156,7 +156,7 @@ def former_identity(values: Mapping[str, Value]) -> str:
 
 def _training_values(values: Mapping[str, Value]) -> dict[str, Value]:
     kept = (name for name in values if name not in _EXCLUDED and not name.startswith(_GROUPS))
-    return {name: _content(name, values[name]) if name in _DIRECTORIES else values[name] for name in kept}
+    return {name: _content(name, values[name]) if name in DIRECTORIES else values[name] for name in kept}
 
 
 def _content(name: str, value: Value) -> Value:
@@ -164,7 +164,7 @@ def _content(name: str, value: Value) -> Value:
     folder = ROOT / Path(str(value)).expanduser()
     digest, weights = hashlib.sha256(), "*.safetensors" * (name == "HUGGINGFACE_DIR")
     try:
-        small = sorted({file for pattern in _DIRECTORIES[name] for file in folder.glob(pattern)})
+        small = sorted({file for pattern in DIRECTORIES[name] for file in folder.glob(pattern)})
         if not value or not small:
             return value  # training it is refused
         for file in small:

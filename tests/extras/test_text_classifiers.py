@@ -307,3 +307,13 @@ def test_from_a_directory_to_a_pipeline(kind: str, place: Path) -> None:
     assert (
         tokenizer.model_max_length == SIZE and len(tokenizer(TEXTS[2], truncation=True)["input_ids"]) == SIZE
     )
+    shutil.move(place / "model", place / "elsewhere")
+    lost = runner.run("predict", f"--input={place}/texts.jsonl", status=2)
+    assert (
+        f"made with in CONFIG_HUGGINGFACE_DIR={place}/model" in lost and "it is not there; put them" in lost
+    )
+    shutil.move(place / "elsewhere", place / "model")
+    with (place / "model/config.json").open("a") as file:
+        file.write("\n")
+    changed = runner.run("predict", f"--input={place}/texts.jsonl", status=2)
+    assert "some were changed, added or removed; put them back" in changed and "accept it" not in changed

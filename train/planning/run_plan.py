@@ -128,7 +128,10 @@ def refuse(config: Config, data: TrainingData | None) -> None:
     if data is not None:
         check_run(config, predicted_plan(config, data, hardware)[0], data)
     elif config.elastic_policy != "latentwire" and place(config, hardware).world.value == 1:
-        requested = config.replace(auto_method="predict") if config.auto_method == "probe" else config
+        # Of timm and transformers only the model itself tells if it has batch normalisation.
+        requested = config.replace(norm_batch=None)
+        if config.auto_method == "probe":
+            requested = requested.replace(auto_method="predict")
         plan = apply_hyperparams(requested, False, hardware=hardware, predict=lambda _: {})  # whatever fits
         if config.budget != "epochs":
             warm_up_text(config, train_size=1, effective_batch=plan.effective_batch)

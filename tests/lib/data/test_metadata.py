@@ -24,7 +24,7 @@ from lib.plan.gpus import parse_gpu
 from tests.support.configs import ROOT
 from tests.support.datasets import IMAGE_FOLDER, looked, opened, place_of
 from tests.support.tokens import small_lm_config
-from tests.support.training import small_config
+from tests.support.training import CPU, random_data, small_config
 from train import commands, profiling
 from train.planning import run_plan
 from train.planning.run_plan import refuse
@@ -296,6 +296,19 @@ def test_options_of_shipped_configurations_are_refused_on_no_machine(
             )
     monkeypatch.setattr(run_plan, "probe", lambda _: pytest.fail("of all nodes nothing is known"))
     refuse(config.replace(dist_nnodes="2"), None)
+
+
+def test_only_the_model_tells_whether_it_has_batch_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of timm and transformers the options do not: a transformer takes any effective batch."""
+    monkeypatch.setattr(run_plan, "probe", lambda _: CPU)
+    batch: dict[str, Any] = {"target_effective_batch": 16, "norm_batch": 32}
+    config = small_config("resnet18", **batch)
+    refuse(config, None)
+    data = random_data(config, shape=(3, 32, 32), train_size=64)
+    with pytest.raises(
+        ConfigError, match="16 cannot be planned: it is not a multiple of CONFIG_NORM_BATCH=32"
+    ):
+        refuse(config, data)
 
 
 @pytest.mark.parametrize("command", ["train", "probe", "preflight", "profile"])
