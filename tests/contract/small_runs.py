@@ -35,7 +35,7 @@ from train import commands, multi_node
 from train.build import make_job
 from train.initial_weights import initial_weights
 from train.job import Job
-from train.planning import autotune, memory_estimate, run_plan
+from train.planning import autotune, run_plan
 from train.planning.run_plan import RunRequest, plan_for
 from train.training_data import TrainingData, open_training_data
 
@@ -212,7 +212,7 @@ def launched(place: DataLocation, config: Config, hardware: Hardware) -> Outcome
         mock.patch.object(commands, "plan_for", lambda *_, **__: plan_on(place, config, data, hardware)),
         mock.patch.object(commands, "probe", lambda _: hardware),
         mock.patch.object(multi_node, "probe", lambda _: hardware),
-        mock.patch.object(memory_estimate, "probe", lambda _: hardware),
+        mock.patch.object(run_plan, "probe", lambda _: hardware),
         mock.patch.object(commands, "launch", caught),
         mock.patch.object(multi_node, "launch", caught),
         mock.patch.object(commands, "_train_as_rank_0", caught),
