@@ -180,7 +180,7 @@ def _requested(config: object, *, model_type: str) -> Config | ForeignConfig:
 def _facts(requested: Config | ForeignConfig) -> ModelFacts:
     row = MODELS.get(requested.model)
     if isinstance(requested, Config):
-        has_batchnorm = requested.norm_batch is not None  # defined only for models with batch normalisation
+        has_batchnorm = requested.norm_batch is not None  # defined only for models that may have it
     else:
         has_batchnorm = MODELS[requested.model].has_batchnorm
     return ModelFacts(

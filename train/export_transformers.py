@@ -72,9 +72,8 @@ def write_settings(
         _write(folder / PROCESSOR, _processor(spec))
     tokenizer = dataset.tokenizer
     source = tokenizer and tokenizer.to_json().get("folder")
-    if (
-        source is None and not labels
-    ):  # of a language model, whose weights had to be in the tokens of the data
+    if source is None and not labels:
+        # A language model: its first weights had to be in the tokens of the data.
         source = first_weights(config)
     if source is None or isinstance(spec, ImageSpec):
         return

@@ -23,7 +23,7 @@ MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "?"})
 _SEPARATORS = ",;\t"
 _SHOWN = 3  # of many faults
 _CHUNK = 10_000  # rows that are read at a time
-_TEXT = np.dtypes.StringDType()  # 16 bytes for a short text, where a str takes 60
+_TEXT = np.dtypes.StringDType()  # 16 bytes for a text of up to 15; a str has 49 more than its text
 
 Texts: TypeAlias = Sequence[str]  # a list, or an array of _TEXT
 
