@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from lib.config import Config
 from lib.data import ArrayPart, Dataset, ImageSpec
 from lib.data.loader import Batch
+from lib.data.types import TextSpec, TokenPart
 from lib.devices.base import Backend
 from lib.plan.fitting import StepSettings
 from lib.plan.types import Hardware, Plan
@@ -75,6 +77,23 @@ def random_data(
     train_part = part(train_size)
     test_part = train_part if test_size is None else part(test_size)
     return make_training_data(config, Dataset(spec=spec, train=train_part, test=test_part, source="random"))
+
+
+def data_of(config: Config) -> TrainingData:
+    """Random images, or random tokens where `config` has a block size."""
+    if config.block_size is None:
+        shape = (3, 32, 32) if config.model.startswith("resnet") else (1, 28, 28)
+        return random_data(config, shape=shape, train_size=64)
+    random = np.random.default_rng(0)
+    parts = [
+        TokenPart(random.integers(0, 50, 4000).astype(np.uint8), config.block_size, shifted=shifted)
+        for shifted in (True, False)
+    ]
+    spec = TextSpec(
+        name="random", vocab_size=50, block_size=config.block_size, unit="byte", validation_tokens=3999,
+        validation_bytes=3999,
+    )  # fmt: skip
+    return make_training_data(config, Dataset(spec=spec, train=parts[0], test=parts[1], source="random"))
 
 
 def small_config(model: str = "lenet5", **changes: Any) -> Config:

@@ -22,7 +22,7 @@ from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradien
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, WORK, MemoryEstimator, Parts, RefusedBatchError, StepSettings, plan_of
-from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Precision
 from train import loop
 from train.build import make_job, placement_of
 from train.job import Job, Progress, evaluation_sums
@@ -34,6 +34,7 @@ _SAVED = ("parameters", "optimizer", "averages")
 _Key: TypeAlias = tuple[StepSettings, str]  # and the placement of the data
 BEYOND = 1.1  # of the largest traced size, to which the line through smaller ones is believed
 _ALONE = Layout(strategy="single", world=1, shard=1)
+_OTHER_HALF: Mapping[Precision, Precision] = {"bf16": "fp16", "fp16": "bf16"}
 _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
@@ -67,6 +68,7 @@ class MemoryTraces:
 
     Storages are affine in the micro-batch while the step is the same: between two traced sizes, and a bit
     beyond, the line through both is believed once it gave a third trace exactly. Else each is traced.
+    Half precisions whose traces are the same at one size are believed to be the same at all.
     """
 
     def __init__(self, config: Config, data: TrainingData) -> None:
@@ -74,6 +76,7 @@ class MemoryTraces:
         self._found: dict[_Key, MemoryTrace | RefusedBatchError] = {}
         self._traced: dict[_Key, dict[int, MemoryTrace]] = {}  # by the mode with a micro-batch of 1, by size
         self._lines: dict[_Key, tuple[int, int]] = {}  # sizes that the believed line goes through
+        self._same: dict[_Key, Precision] = {}  # by the mode, the precision whose traces are its own
         self._parts: dict[tuple[Any, ...], dict[str, int]] = {}
         self._units = functools.cache(functools.partial(stored_units, data, config))
 
@@ -93,7 +96,9 @@ class MemoryTraces:
         replica = step.layout.replica if step.layout is not None else None
         own = replica if replica is not None and replica.strategy != "single" else None
         device: Kind = "cuda" if step.device == "rocm" else step.device  # simulated alike
-        return dataclasses.replace(step, device=device, layout=own, compile=False), placement
+        step = dataclasses.replace(step, device=device, layout=own, compile=False)
+        same = self._same.get((dataclasses.replace(step, micro_batch=1), placement), step.precision)
+        return dataclasses.replace(step, precision=same), placement
 
     def _of(self, key: _Key, hardware: Hardware) -> MemoryTrace:
         if key not in self._found:
@@ -122,6 +127,10 @@ class MemoryTraces:
                 self._lines[mode] = min(low, size), max(high, size)
                 break
         known[size] = found
+        if other := _OTHER_HALF.get(step.precision):
+            twin = dataclasses.replace(mode[0], precision=other), mode[1]
+            if twin not in self._same and self._traced.get(twin, {}).get(size) == found:
+                self._same[mode] = other
         return found
 
     def least_peak(self, step: StepSettings, hardware: Hardware, *, without: Sequence[str]) -> int:

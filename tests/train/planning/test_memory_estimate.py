@@ -12,23 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.memory import fake_mode
 from lib.memory.allocator import LARGE_SEGMENT, MIB
 from lib.memory.live import LiveBytes, Trace
-from lib.nn import linear_cross_entropy
 from lib.plan.fitting import GAPS, StepSettings, plan_of
-from lib.plan.types import Kind, Layout, Plan
+from lib.plan.types import Kind, Layout
 from tests.support.configs import load_hardware
 from tests.support.datasets import looked
 from tests.support.examples import examples
-from tests.support.training import CPU, CPU_TRIAL, random_data, small_config
+from tests.support.training import CPU, CPU_TRIAL, data_of, small_config
 from train import loop
 from train.planning import memory_estimate
 from train.planning.memory_estimate import (
     MemoryTraces,
-    affine,
     fullest,
     trace_memory,
     with_gaps,
@@ -40,22 +37,6 @@ pytestmark = pytest.mark.slow
 TRIAL = CPU_TRIAL
 # Those of the plug-ins that learn from images, too.
 IMAGE_MODELS = [name for name, example in examples().items() if not hasattr(example, "data")]
-
-
-def data_of(config: Any) -> TrainingData:
-    if config.block_size is None:
-        shape = (3, 32, 32) if config.model.startswith("resnet") else (1, 28, 28)
-        return random_data(config, shape=shape, train_size=64)
-    random = np.random.default_rng(0)
-    parts = [
-        TokenPart(random.integers(0, 50, 4000).astype(np.uint8), config.block_size, shifted=shifted)
-        for shifted in (True, False)
-    ]
-    spec = TextSpec(
-        name="random", vocab_size=50, block_size=config.block_size, unit="byte", validation_tokens=3999,
-        validation_bytes=3999,
-    )  # fmt: skip
-    return make_training_data(config, Dataset(spec=spec, train=parts[0], test=parts[1], source="random"))
 
 
 def at_peak(config: Any, trial: StepSettings, data: TrainingData) -> Mapping[str, int]:
@@ -144,24 +125,6 @@ def test_the_second_step_is_not_run_and_yet_the_same(model: str, device: Any, pr
     assert found == real
 
 
-@pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16"), ("rocm", "fp16")])
-@pytest.mark.parametrize("model", ["lenet5", "resnet50", "gpt2", "resnet_bk", *IMAGE_MODELS])
-def test_a_size_on_the_line_is_what_its_own_trace_says(
-    model: str, device: Any, precision: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linear_cross_entropy, "_ROWS", 1)  # as many chunks of the head for every size
-    config = small_config(model, optimizer="adamw", augment="none", data_placement="stream", grad_clip=1.0)
-    trial, data = dataclasses.replace(TRIAL, device=device, precision=precision), data_of(config)
-    traces, sizes = MemoryTraces(config, data), (3, 24, 17, 21, 13, 5, 26)
-    with mock.patch.object(memory_estimate, "trace_memory", wraps=trace_memory) as traced:
-        found = {size: traces.of(dataclasses.replace(trial, micro_batch=size), CPU) for size in sizes}
-    assert traced.call_count == 3 or (model in IMAGE_MODELS and traced.call_count <= len(sizes))
-    for size in sizes[-2:]:
-        step = dataclasses.replace(trial, micro_batch=size)
-        assert found[size] == trace_memory(config, plan_of(step), data, hardware=CPU)
-        assert with_gaps(found[size].trace, device)
-
-
 def torn() -> Trace:
     """200 MiB, then ten times 20 in their place, of which every second one goes before 60 are wanted."""
     whole = [(0, 200), (0, -200), *((n, 20) for n in range(2, 12)), *((n, -20) for n in range(2, 12, 2))]
@@ -206,54 +169,6 @@ def test_gaps_are_left_out_where_nobody_asks_for_them() -> None:
     trial = dataclasses.replace(TRIAL, device="cuda")
     without, full = (traces.predictor(CPU, gaps=each)(trial) for each in (False, True))
     assert GAPS in full and without == {name: size for name, size in full.items() if name != GAPS}
-
-
-def test_a_line_that_misses_a_trace_is_not_believed() -> None:
-    """Ghost batches have a kernel per group: the steps of two sizes are not the same operations."""
-    config = small_config("resnet18", optimizer="sgd", data_placement="stream")
-    data, trial = data_of(config), dataclasses.replace(TRIAL, norm_batch=4)
-    traces, sizes = MemoryTraces(config, data), (4, 32, 16, 24)
-    with mock.patch.object(memory_estimate, "trace_memory", wraps=trace_memory) as traced:
-        for size in sizes:
-            traces.of(dataclasses.replace(trial, micro_batch=size), CPU)
-    assert traced.call_count == len(sizes)
-
-
-def test_a_line_is_not_believed_where_sizes_or_work_bend() -> None:
-    def at(byte_count: int, flop: int, copied: int = 8) -> memory_estimate.MemoryTrace:
-        events = ((0, 512 * -(-byte_count // 512)), (0, -512 * -(-byte_count // 512)))
-        return memory_estimate.MemoryTrace(
-            Trace(events, {0: "data"}, {0: byte_count}, 512), flop, memory_estimate.Launches(1, 2, 3), copied
-        )
-
-    line = {size: at(100 + 700 * size, 5 * size, 3 * size) for size in (2, 10)}
-    assert affine(line, 2, 10, 7) == at(5000, 35, 21)
-    assert affine(line, 2, 10, 11) == at(7800, 55, 33)
-    assert affine(line, 2, 10, 7) != at(5000, 35, 22)
-    assert affine(line, 2, 10, 7) != at(5001, 35, 21), "rounded alike"
-    assert affine(line, 2, 10, 7) != at(5000, 36, 21)
-    other = dataclasses.replace(line[10], launches=memory_estimate.Launches(1, 2, 4))
-    assert affine({**line, 10: other}, 2, 10, 7) is None
-
-
-def test_a_line_stays_believed_between_its_sizes() -> None:
-    def at(size: int) -> memory_estimate.MemoryTrace:
-        byte_count = 512 * size * (1 if size <= 40 else 3)
-        trace = Trace(((0, byte_count), (0, -byte_count)), {0: "data"}, {0: byte_count}, 512)
-        return memory_estimate.MemoryTrace(trace, size, memory_estimate.Launches(1, 2, 3), 0)
-
-    config, traced = small_config("lenet5"), list[int]()
-
-    def trace(_: object, plan: Plan, *__: object, **___: object) -> memory_estimate.MemoryTrace:
-        traced.append(plan.micro_batch)
-        return at(plan.micro_batch)
-
-    traces = MemoryTraces(config, data_of(config))
-    with mock.patch.object(memory_estimate, "trace_memory", trace):
-        for size in (1, 10, 40, 100, 30, 5, 43, 45):
-            assert traces.of(dataclasses.replace(TRIAL, micro_batch=size), CPU).trace.sizes[0] > 0
-        assert traces.of(dataclasses.replace(TRIAL, micro_batch=30), CPU) == at(30)
-    assert traced == [1, 10, 40, 100, 45]
 
 
 def test_each_choice_shows_where_it_should() -> None:
