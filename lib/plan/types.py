@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from lib.config import Config
@@ -112,7 +112,7 @@ class Hardware:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict that JSON can hold."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Hardware:
@@ -277,7 +277,7 @@ def rank_shares(samples: int, *, world: int, unit: int = 1) -> tuple[int, ...]:
     return (unit * (each + 1),) * more + (unit * each,) * (world - more)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The decisions for this hardware, validated at construction.
 
@@ -310,23 +310,23 @@ class Plan:
         adds_up = whole and self.shares[0] == largest
         if not adds_up or self.accumulation < 1 or not 1 <= self.last_micro_batch <= self.micro_batch:
             raise ValueError("micro-batches do not add up")
-        missing = {field.name for field in dataclasses.fields(self)} - {"reasons"} - set(self.reasons)
+        missing = {field.name for field in fields(self)} - {"reasons"} - set(self.reasons)
         if missing:
             raise ValueError(f"no reason given for {sorted(missing)}")
 
-    @property
+    @cached_property  # read several times a step, as those below
     def layout(self) -> Layout:
         """Layout over processes."""
         return Layout(
             strategy=self.strategy, world=self.world, shard=self.shard, branch_devices=self.branch_devices
         )
 
-    @property
+    @cached_property
     def shares(self) -> tuple[int, ...]:
         """Samples of each replica in one optimizer step."""
         return rank_shares(self.effective_batch, world=self.layout.replicas, unit=self.norm_batch or 1)
 
-    @property
+    @cached_property
     def is_padded(self) -> bool:
         """True if some micro-batch of some process has rows of weight 0."""
         return any(rows != sizes for rows, sizes in map(self.micro_batches_of, (0, self.layout.replicas - 1)))
@@ -352,7 +352,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict that JSON can hold."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -369,16 +369,16 @@ class Plan:
         return cls(**{**data, "memory": memory, "branch_devices": tuple(data["branch_devices"])})
 
 
-def fixed_plan(reason: str, *, micro_batch: int, accumulation: int = 1, **fields: Any) -> Plan:
-    """Return a plan that was not computed: of one process on the CPU in fp32, but for `fields`."""
-    world = fields.get("world", 1)
+def fixed_plan(reason: str, *, micro_batch: int, accumulation: int = 1, **given: Any) -> Plan:
+    """Return a plan that was not computed: of one process on the CPU in fp32, but for `given`."""
+    world = given.get("world", 1)
     effective = micro_batch * accumulation * world
     batch = {"micro_batch": micro_batch, "accumulation": accumulation, "last_micro_batch": micro_batch}
     batch |= {"effective_batch": effective, "target": effective, "norm_batch": 0}
     layout = {"world": 1, "strategy": "ddp" if world > 1 else "single", "shard": 1, "branch_devices": ()}
     numerics = {"device": "cpu", "precision": "fp32", "channels_last": False, "compile": False}
-    fields = {**batch, **layout, **numerics, "memory": None, **fields}
-    return Plan(**fields, reasons=dict.fromkeys(fields, reason))
+    given = {**batch, **layout, **numerics, "memory": None, **given}
+    return Plan(**given, reasons=dict.fromkeys(given, reason))
 
 
 def least_effective_batch(config: ConfigView) -> int | None:
