@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -157,7 +157,7 @@ def _smaller_plan(job: Job, reason: str) -> Plan:
     return plan
 
 
-def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
+def accumulate_gradients(job: Job, progress: Progress) -> Generator[Sums, None, None]:
     """Compute the gradients of a step, one micro-batch after the other; yield the sums of each."""
     plan, backend = job.plan, job.backend
     # Each rank scales by the nominal count, and ranks are averaged, or pipelines summed: together the

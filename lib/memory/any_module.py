@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lib.errors import ConfigError
 from lib.memory.allocator import least_capacity
-from lib.memory.live import LiveBytes, Trace
-from lib.memory.predict import CUDA_GRANULARITY, STEPS, training_step, watch_gradients
+from lib.memory.live import CUDA_GRANULARITY, STEPS, LiveBytes, Trace, watch_gradients
+from lib.memory.predict import training_step
 from lib.memory.simulation import simulation
 from lib.memory.twin import RealConstants, without_contents
 from lib.plan.fitting import GAPS, StepSettings, largest_fitting, predicted

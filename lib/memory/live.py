@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -12,12 +12,15 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from lib.memory.simulation import kernels_for
+
+CUDA_GRANULARITY = 512  # bytes, of torch's caching allocator
+STEPS = 2  # the first creates the optimizer's state, which is then there at the peak of the second
 
 # Torch counts the FLOP of attention only for GPU kernels.
 FLOP_FORMULAS = {
@@ -204,20 +207,44 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
             return None
         return {number for number, _ in self._alive.values() if number >= start}
 
-    def repeat(self, start: int, stop: int) -> int:
-        """Append the events between two positions again, of new storages; return the shift of their numbers.
+    def repeat(
+        self,
+        start: int,
+        stop: int,
+        *,
+        without: Collection[int] = (),
+        released: Mapping[int, int] = MappingProxyType({}),
+        replaced: Mapping[int, int] = MappingProxyType({}),
+    ) -> dict[int, int]:
+        """Append the events between two positions again, of new storages; return their numbers by the old.
 
         No storage from before `start` may be released between them. Those alive at `stop` get their tensors
         from `stand_in`.
+        without: storages that are not allocated again. released: positions at which new storages are
+        released, by their old numbers. replaced: positions at which old storages are released, whose live
+        tensors stand for the new ones from then on.
         """
-        shift = len(self._events) - start
-        self._events += [(number + shift, byte_count) for number, byte_count in self._events[start:stop]]
-        for number in {number for number, _ in self._events[start + shift :]}:
-            self._devices[number] = self._devices[number - shift]
-            self._sizes[number] = self._sizes[number - shift]
-            if (category := self._categories.get(number - shift)) is not None:
-                self._categories[number] = category
-        return shift
+        numbers, more = dict[int, int](), dict[int, list[tuple[int, bool]]]()
+        for places, is_new in ((released, True), (replaced, False)):
+            for number, place in places.items():
+                more.setdefault(place, []).append((number, is_new))
+        for place in range(start, stop + 1):
+            for number, is_new in more.get(place, ()):
+                byte_count = _round_up(self._sizes[number], self._granularity)
+                self._events.append((numbers[number] if is_new else number, -byte_count))
+            if place == stop or (event := self._events[place])[0] in without:
+                continue
+            number, byte_count = event
+            if number not in numbers:
+                numbers[number] = new = len(self._events)
+                self._devices[new], self._sizes[new] = self._devices[number], self._sizes[number]
+                if (category := self._categories.get(number)) is not None and number not in released:
+                    self._categories[new] = category
+            self._events.append((numbers[number], byte_count))
+        for address, (number, reference) in self._alive.items():
+            if number in replaced:
+                self._alive[address] = numbers[number], reference
+        return numbers
 
     def stand_in(self, number: int, make: Callable[[], Tensor]) -> Tensor:
         """Return the tensor that `make` makes in one operation, as the storage `number` of a repetition."""
@@ -260,13 +287,27 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         byte_count = _round_up(storage.nbytes(), self._granularity)
 
         def died(_: weakref.ref[torch.UntypedStorage]) -> None:
-            del self._alive[address]
-            self._events.append((number, -byte_count))
+            own, _ = self._alive.pop(address)  # another since `repeat`, maybe
+            self._events.append((own, -byte_count))
 
         self._alive[address] = number, weakref.ref(storage, died)
         if self._adopted is None:
             self._sizes[number] = storage.nbytes()
             self._events.append((number, byte_count))
+
+
+def watch_gradients(model: nn.Module, live: LiveBytes) -> None:
+    """Count what the parameters of `model` accumulate as gradients."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            hook = parameter.register_post_accumulate_grad_hook
+            hook(lambda p: live.add([p.grad], "gradients"))  # type: ignore[no-untyped-call]
+
+
+def add_state(optimizer: torch.optim.Optimizer, live: LiveBytes) -> None:
+    """Count the state of `optimizer`."""
+    values = [value for of_one in optimizer.state.values() for value in of_one.values()]
+    live.add([value for value in values if isinstance(value, Tensor)], "optimizer")
 
 
 @cache

@@ -10,12 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.memory.live import LiveBytes, Trace
+from lib.memory.live import CUDA_GRANULARITY, STEPS, LiveBytes, Trace, add_state, watch_gradients
 from lib.memory.simulation import simulation
 from lib.plan.types import Kind, Precision
-
-CUDA_GRANULARITY = 512  # bytes, of torch's caching allocator
-STEPS = 2  # the first creates the optimizer's state, which is then there at the peak of the second
 
 
 def predict_peak(
@@ -81,20 +78,6 @@ def training_step(
     add_state(optimizer, live)
     live.name_since(marks[-1], "update")
     return [*marks, live.mark()]
-
-
-def watch_gradients(model: nn.Module, live: LiveBytes) -> None:
-    """Count what the parameters of `model` accumulate as gradients."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            hook = parameter.register_post_accumulate_grad_hook
-            hook(lambda p: live.add([p.grad], "gradients"))  # type: ignore[no-untyped-call]
-
-
-def add_state(optimizer: torch.optim.Optimizer, live: LiveBytes) -> None:
-    """Count the state of `optimizer`."""
-    values = [value for of_one in optimizer.state.values() for value in of_one.values()]
-    live.add([value for value in values if isinstance(value, Tensor)], "optimizer")
 
 
 def _check(build: object, precision: str, counts: Mapping[str, int]) -> None:

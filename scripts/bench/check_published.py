@@ -36,8 +36,7 @@ from lib.errors import ToolkitError, run_main
 from lib.memory import simulation
 from lib.memory.allocator import least_capacity
 from lib.memory.any_module import built
-from lib.memory.live import LiveBytes, Trace
-from lib.memory.predict import CUDA_GRANULARITY
+from lib.memory.live import CUDA_GRANULARITY, LiveBytes, Trace
 from lib.memory.twin import RealConstants, without_contents
 from lib.nn.packages import import_extra
 from lib.plan.tables import GPU_RESERVE_BYTES, PEAK_FACTOR

@@ -47,8 +47,9 @@ from train.planning.changes import (
     most_recomputed,
     smaller_peaks,
 )
-from train.planning.memory_estimate import Launches, MemoryTraces
+from train.planning.memory_estimate import MemoryTraces
 from train.planning.step_estimate import gpu_of_hardware, links_of, step_flop_of, step_time_of
+from train.planning.traced_steps import Launches
 from train.record import log
 from train.training_data import TrainingData, check_start, describe_training_data
 

@@ -23,8 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.devices.base import Backend, DistributedBackend
 from lib.distributed.fsdp import local, local_shard, shard_model, weight_units
-from lib.memory.live import LiveBytes
-from lib.memory.predict import add_state
+from lib.memory.live import LiveBytes, add_state
 from lib.plan.sharding import exchanges, held, layouts, part_elements, shares
 from lib.plan.types import Layout
 from tests.e2e.sharded_worker import state_bytes

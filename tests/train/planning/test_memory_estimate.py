@@ -15,14 +15,13 @@ import torch
 from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.memory import fake_mode
 from lib.memory.allocator import LARGE_SEGMENT, MIB
-from lib.memory.live import LiveBytes, Trace
+from lib.memory.live import Trace
 from lib.plan.fitting import GAPS, StepSettings, plan_of
 from lib.plan.types import Kind, Layout
 from tests.support.configs import load_hardware
 from tests.support.datasets import looked
 from tests.support.examples import examples
 from tests.support.training import CPU, CPU_TRIAL, data_of, small_config
-from train import loop
 from train.planning import memory_estimate
 from train.planning.memory_estimate import (
     MemoryTraces,
@@ -106,23 +105,6 @@ def test_mixed_pairs_are_in_the_prediction() -> None:
         assert found.launches == real.launches
         launches.append(found.launches)
     assert launches[0].forward < launches[1].forward and launches[0].backward < launches[1].backward
-
-
-@pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16")])
-@pytest.mark.parametrize("model", ["lenet5", "resnet18", "gpt2", "resnet_bk", *IMAGE_MODELS])
-def test_the_second_step_is_not_run_and_yet_the_same(model: str, device: Any, precision: Any) -> None:
-    config = small_config(model, optimizer="adamw", data_placement="stream", grad_clip=1.0)
-    norm_batch = 4 if model == "resnet18" else 0
-    trial = dataclasses.replace(TRIAL, norm_batch=norm_batch, device=device, precision=precision)
-    data = data_of(config)
-    with mock.patch.object(loop, "accumulate_gradients", wraps=loop.accumulate_gradients) as runs:
-        found = trace_memory(config, plan_of(trial), data, hardware=CPU)
-        ran = runs.call_count
-        assert ran == 1 or model in IMAGE_MODELS, "models of plug-ins may leave more than gradients behind"
-        with mock.patch.object(LiveBytes, "kept_since", return_value=None):  # as where a carry is left behind
-            real = trace_memory(config, plan_of(trial), data, hardware=CPU)
-        assert runs.call_count == ran + 2
-    assert found == real
 
 
 def torn() -> Trace:

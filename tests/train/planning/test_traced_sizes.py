@@ -16,6 +16,7 @@ from tests.support.examples import examples
 from tests.support.training import CPU, CPU_TRIAL, data_of, small_config
 from train.planning import memory_estimate
 from train.planning.memory_estimate import MemoryTraces, affine, trace_memory, with_gaps
+from train.planning.traced_steps import Launches
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ def test_a_line_is_not_believed_where_sizes_or_work_bend() -> None:
     def at(byte_count: int, flop: int, copied: int = 8) -> memory_estimate.MemoryTrace:
         events = ((0, 512 * -(-byte_count // 512)), (0, -512 * -(-byte_count // 512)))
         return memory_estimate.MemoryTrace(
-            Trace(events, {0: "data"}, {0: byte_count}, 512), flop, memory_estimate.Launches(1, 2, 3), copied
+            Trace(events, {0: "data"}, {0: byte_count}, 512), flop, Launches(1, 2, 3), copied
         )
 
     line = {size: at(100 + 700 * size, 5 * size, 3 * size) for size in (2, 10)}
@@ -66,7 +67,7 @@ def test_a_line_is_not_believed_where_sizes_or_work_bend() -> None:
     assert affine(line, 2, 10, 7) != at(5000, 35, 22)
     assert affine(line, 2, 10, 7) != at(5001, 35, 21), "rounded alike"
     assert affine(line, 2, 10, 7) != at(5000, 36, 21)
-    other = dataclasses.replace(line[10], launches=memory_estimate.Launches(1, 2, 4))
+    other = dataclasses.replace(line[10], launches=Launches(1, 2, 4))
     assert affine({**line, 10: other}, 2, 10, 7) is None
 
 
@@ -74,7 +75,7 @@ def test_a_line_stays_believed_between_its_sizes() -> None:
     def at(size: int) -> memory_estimate.MemoryTrace:
         byte_count = 512 * size * (1 if size <= 40 else 3)
         trace = Trace(((0, byte_count), (0, -byte_count)), {0: "data"}, {0: byte_count}, 512)
-        return memory_estimate.MemoryTrace(trace, size, memory_estimate.Launches(1, 2, 3), 0)
+        return memory_estimate.MemoryTrace(trace, size, Launches(1, 2, 3), 0)
 
     config, traced = small_config("lenet5"), list[int]()
 
@@ -116,7 +117,7 @@ def test_a_half_precision_with_another_trace_is_traced() -> None:
         seen.append(plan.precision)
         events = ((0, 512 * plan.micro_batch),)
         flop = 1 if plan.precision == "fp16" else 2
-        return memory_estimate.MemoryTrace(Trace(events, {}, {}), flop, memory_estimate.Launches(1, 2, 3), 0)
+        return memory_estimate.MemoryTrace(Trace(events, {}, {}), flop, Launches(1, 2, 3), 0)
 
     traces, asked = MemoryTraces(config, data_of(config)), ("bf16", "fp16", "fp32")
     with mock.patch.object(memory_estimate, "trace_memory", trace):
