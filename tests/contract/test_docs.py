@@ -16,6 +16,7 @@ import pytest
 from lib.sweeps.experiment import read_experiment
 from lib.sweeps.runner import resolved_runs
 from tests.contract.test_readme import DOCUMENTS, ROOT, TUTORIALS, code_of, commands_of, unknown_symbols
+from tests.e2e.forked import Forked
 
 PAGES = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]
 # Makes a command a form rather than a command: a word of the table of targets, or three dots.
@@ -76,13 +77,17 @@ PROGRAMS = {found[1] or found[2] for page in PAGES for found in PROGRAM.finditer
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_a_program_that_a_page_names_says_what_it_does(name: str) -> None:
+def test_a_program_that_a_page_names_says_what_it_does(name: str, tmp_path: Path) -> None:
     if len(PROGRAMS) < 10:
         pytest.fail("programs are not found")
-    command = [sys.executable, *([name] if "/" in name else ["-m", name]), "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    usage, description, *_ = done.stdout.split("\n\n")
+    if "/" in name:
+        command = [sys.executable, name, "--help"]
+        shown = subprocess.check_output(command, cwd=ROOT, stderr=subprocess.STDOUT, text=True)
+    else:
+        program = Forked(name, ["--help"], environment=os.environ, output=tmp_path / "output")
+        shown, _ = program.communicate()
+        assert program.returncode == 0, shown
+    usage, description, *_ = shown.split("\n\n")
     assert usage.startswith("usage: ") and len(description.split()) > 3
 
 
