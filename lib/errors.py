@@ -19,6 +19,7 @@ from typing import Any
 
 _ERROR = "error: "
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # prefix that torch.distributed adds to traceback lines
+MAX_LINES_SHOWN = 20  # of many faults: the first tell what is wrong, and all would push it off the screen
 _LONG = re.compile(r"[^\s/]{99,}[^\s/.,;:'\"]")  # hardly a file has such a name
 _TRACEBACK = "Traceback (most recent call last):"
 # More specific than the error below it: a finding, or the exception that ended one of several processes.
@@ -77,7 +78,14 @@ class PlanError(ConfigError):
 
 
 class DataError(ConfigError):
-    """A data set that is missing, damaged or unreadable."""
+    """A data set that is missing, damaged or unreadable.
+
+    faults: all of them, of which `findings` has the first. train_size: the samples for training once they are
+    mended, where that is known, so that what is wrong with their number is reported with them.
+    """
+
+    faults: Sequence[str] = ()
+    train_size: int | None = None
 
 
 class CheckpointError(ToolkitError):
@@ -90,11 +98,22 @@ def os_error(action: str, error: OSError, *, todo: str = "") -> ToolkitError:
     return ToolkitError(f"cannot {action}{where}", why=error.strerror or str(error), todo=todo)
 
 
-def raise_faults(what: str, faults: Sequence[str], *, todo: str = "") -> None:
-    """Raise a DataError if there are `faults`, all of them as findings. what: their subject or effect."""
-    if faults:
-        more = f", and {len(faults) - 1} more, which are listed above" if len(faults) > 1 else ""
-        raise DataError(what, why=faults[0] + more, todo=todo, findings=faults if more else ())
+def foremost(lines: Sequence[str], what: str) -> list[str]:
+    """Return the first MAX_LINES_SHOWN of `lines`, and the number of further `what`."""
+    more = len(lines) - MAX_LINES_SHOWN
+    return [*lines[:MAX_LINES_SHOWN], f"... and {more} more {what}"] if more > 0 else list(lines)
+
+
+def raise_faults(what: str, faults: Sequence[str], *, todo: str = "", train_size: int | None = None) -> None:
+    """Raise a DataError if there are `faults`, the first as findings. what: their subject or effect."""
+    if not faults:
+        return
+    why, listed = faults[0], "which" if len(faults) <= MAX_LINES_SHOWN else "the first of which"
+    if others := len(faults) - 1:
+        why += f", and {others} more, {listed} are listed above"
+    error = DataError(what, why=why, todo=todo, findings=foremost(faults, "faults") if others else ())
+    error.faults, error.train_size = tuple(faults), train_size
+    raise error
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from lib.data.types import Part
 from lib.devices.backend import configure_numerics, configure_threads
 from lib.devices.base import Backend
 from lib.devices.probe import main_memory
-from lib.errors import ConfigError
+from lib.errors import ConfigError, foremost
 from lib.memory.simulation import simulated
 from lib.nn.batch_norm import configure_norm
 from lib.nn.dropout import dropouts
@@ -320,7 +320,7 @@ def _loader_config(
     placement, reason = placement_of(config, data, hardware, world=plan.layout.devices)
     part = f"; training on {dataset.train.size}" if config.data_limit or config.holdout else ""
     log(f"Data: {dataset.source}{part}; {placement}: {reason}")
-    for line in dataset.skipped:
+    for line in foremost(dataset.skipped, "files, all of which data.json names"):
         log(f"Skipped: {line}")
     lengths = 0
     if isinstance(dataset.spec, HasLengths) and not simulated():  # memory is planned for whole rows

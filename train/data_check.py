@@ -22,7 +22,7 @@ from lib.atomic import check_writable
 from lib.config import config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, Part, TextClassSpec
 from lib.data.types import Indices, TableClassSpec, TableLabelsSpec, TableSpec, TokenTagSpec, row_text
-from lib.errors import ConfigError
+from lib.errors import ConfigError, foremost
 from lib.plugins import DATASETS
 from lib.tiers import with_tier
 from train.record import log
@@ -81,7 +81,7 @@ def _class_names(dataset: Dataset) -> Sequence[str]:
 def _counts(dataset: Dataset) -> Iterator[str]:
     """Yield the source, skipped files, the number and size of samples, and those of each class."""
     yield f"Data: {dataset.source}"
-    yield from (f"Skipped: {line}" for line in dataset.skipped)
+    yield from (f"Skipped: {line}" for line in foremost(dataset.skipped, "files"))
     parts = {"training": dataset.train, "evaluation": dataset.test}
     yield "Samples: " + ", ".join(f"{part.size} for {name}" for name, part in parts.items())
     yield f"A sample: {' x '.join(map(str, dataset.spec.input_shape))} {dataset.spec.input_dtype} numbers"

@@ -14,9 +14,8 @@ from lib.config import Config
 from lib.data.loader import EvalLoader, LoaderConfig
 from lib.data.types import Dataset, Spec
 from lib.devices.base import Backend
-from lib.errors import ConfigError, ToolkitError, os_errors
+from lib.errors import ConfigError, ToolkitError, foremost, os_errors
 from lib.kconf import values_from_json
-from lib.kconf.reader import foremost
 from lib.nn import lora
 from lib.nn import weights as stored
 from lib.nn.model_code import ModelCode, build_model, load_layout, load_model

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lib.data.sampler import held_out_by_hash
-from lib.errors import ConfigError, DataError, os_errors, raise_faults
+from lib.errors import ConfigError, DataError, meant, os_errors, raise_faults
+from lib.units import some_of
 
 T = TypeVar("T")
 
@@ -26,8 +27,14 @@ def training_and_validation(
     """Return the samples of `file` for training, and those of file `other`, or else `percent` of the former.
 
     read: all of a file. key: the content of a sample, whose hash decides. prefix: of the options' symbols.
-    Raises DataError if a part is empty, and what `read` does.
+    Raises DataError if a file is missing or a part empty, and what `read` does.
     """
+    for symbol, each in ("FILE", file), ("VALIDATION_FILE", other):
+        if each is not None and not each.is_file():
+            found = sorted(path.name for path in each.parent.glob("*.jsonl"))
+            there = f"{each.parent} has {some_of(found)}" if found else f"{each.parent} has no *.jsonl"
+            todo = f"put it there, or name another by CONFIG_DATA_DIR and CONFIG_{prefix}_{symbol}"
+            raise DataError(f"{each} is not there", why=there, todo=todo)
     train, test = read(file), list[T]()
     todo = "add some"
     if other is not None:
@@ -56,12 +63,10 @@ def read_objects(
 ) -> list[T]:
     """Return what `parse` makes of the place (file:line) and the object of every line that is not blank.
 
-    content: that of `file`, where it is no file. Raises ConfigError for a missing file, and with all lines
-    that are no JSON object in UTF-8, have a key twice, or for which `parse` raises one.
+    content: that of `file`, where it is no file. Raises ConfigError with all lines that are no JSON object in
+    UTF-8, have a key twice, or for which `parse` raises one.
     """
     if content is None:
-        if not file.is_file():
-            raise ConfigError(f"{file} is not there", todo="name a file of JSON objects, one on each line")
         with os_errors("read"):
             content = file.read_bytes()
     lines = content.split(b"\n")
@@ -82,6 +87,16 @@ def read_objects(
             faults.append(str(error))
     raise_faults(f"{len(faults)} of {len(faults) + len(parsed)} lines cannot be used", faults)
     return parsed
+
+
+def value_of(place: str, read: Mapping[str, Any], key: str) -> Any:
+    """Return the value of `key` in an object. Raises ConfigError without it, with the keys that are there."""
+    if key not in read:
+        why = f"its keys are {', '.join(read)}" if read else "it is empty"
+        close = meant(key, read)
+        todo = close if close.startswith("did") else "give it one"
+        raise ConfigError(f'{place} has no "{key}"', why=why, todo=todo)
+    return read[key]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lib.errors import ConfigError
+from lib.errors import ConfigError, foremost
 from lib.kconf import defconfig, diagnostics, spelling, write
 from lib.kconf.project import (
     Command,
@@ -19,7 +19,7 @@ from lib.kconf.project import (
     report_notices,
     report_origins,
 )
-from lib.kconf.reader import Assignment, Finding, foremost, read_file, read_text
+from lib.kconf.reader import Assignment, Finding, read_file, read_text
 from lib.kconf.resolve import accept, load_file, new_symbols, override, read_own, rejection
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, find, load_own_tree, load_tree, shown

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from lib.errors import ConfigError
+from lib.errors import ConfigError, foremost
 from lib.kconf import diagnostics, write
 from lib.kconf.legacy import read_legacy
-from lib.kconf.reader import Finding, foremost
+from lib.kconf.reader import Finding
 from lib.kconf.resolve import Resolved, load, load_file, origin, rejection
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, find, load_own_tree, shown

@@ -10,10 +10,10 @@ from typing import Any
 
 import kconfiglib
 
-from lib.errors import ConfigError
+from lib.errors import ConfigError, foremost
 from lib.kconf import diagnostics, write
 from lib.kconf.legacy import migrate
-from lib.kconf.reader import Finding, Layer, command_line, foremost, read_file, read_text
+from lib.kconf.reader import Finding, Layer, command_line, read_file, read_text
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad, Verdict
 from lib.kconf.tree import display, find, has_prompt, option, parsed_tree, shown

@@ -14,9 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lib.errors import MAX_LINES_SHOWN
 from lib.kconf import diagnostics, spelling
 from lib.kconf.legacy import read_legacy
-from lib.kconf.reader import MAX_LINES_SHOWN, Assignment, Finding, Layer, shipped_assignments
+from lib.kconf.reader import Assignment, Finding, Layer, shipped_assignments
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from lib import atomic, kconf
 from lib.config import config_from_values
-from lib.errors import ConfigError, ToolkitError
+from lib.errors import ConfigError, ToolkitError, foremost
 from lib.runs.directory import RunDir
 from lib.runs.identity import has_former_identity, identity, trains
 from lib.runs.index import read_runs
@@ -96,7 +96,9 @@ def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
         raise ConfigError(
             f"{refused} of {counted(count, 'point')} of {experiment.name} cannot be configured",
             todo="nothing was trained",
-            findings=[_with_points(text, numbers, count) for text, numbers in findings.items()],
+            findings=foremost(
+                [_with_points(text, numbers, count) for text, numbers in findings.items()], "faults"
+            ),
         )
     return list(runs.values())
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib.errors import ConfigError
+from lib.errors import ConfigError, foremost
 from models.gpt2.model import GPT2, TextClassifier
 
 PREFIX = "transformer."
@@ -83,7 +83,8 @@ def from_huggingface(model: GPT2 | TextClassifier, tensors: Mapping[str, Tensor]
         if getattr(module, part) is None and name in given and bool(given[name].any())
     ]
     if faults:
-        raise ConfigError("these are not the weights of this GPT-2", why=faults[0], findings=faults)
+        what, findings = "these are not the weights of this GPT-2", foremost(faults, "faults")
+        raise ConfigError(what, why=faults[0], findings=findings)
     with torch.no_grad():
         for name, module, part in _parts(model):
             parameter = getattr(module, part)

@@ -228,8 +228,18 @@ def lines(*more: object, given: list[Any] = GOOD) -> bytes:
 
 # The content of train.jsonl, that of validation.jsonl if there is one, and what is told.
 TEXTS: dict[str, tuple[bytes | None, bytes | None, str]] = {
-    "no file": (None, None, "{}/train.jsonl is not there; name a file of JSON objects, one on each line"),
-    "no file of its own": (lines(), b"", "{}/validation.jsonl is not there"),
+    "no file": (
+        None,
+        None,
+        "{}/train.jsonl is not there: {} has no *.jsonl; put it there, or name another by "
+        "CONFIG_DATA_DIR and CONFIG_JSONL_FILE",
+    ),
+    "no file of its own": (
+        lines(),
+        b"",
+        "{}/validation.jsonl is not there: {} has train.jsonl; put it there, or name another by "
+        "CONFIG_DATA_DIR and CONFIG_JSONL_VALIDATION_FILE",
+    ),
     "nothing": (b"\n", None, "{}/train.jsonl: no text is left for training; add some"),
     "one text": (
         lines(given=GOOD[:1]),
@@ -239,7 +249,7 @@ TEXTS: dict[str, tuple[bytes | None, bytes | None, str]] = {
     "no text": (
         lines({"label": "good"}),
         None,
-        '{}/train.jsonl:31: "text" is no text; write {"text": "...", "',
+        '{}/train.jsonl:31 has no "text": its keys are label; give it one',
     ),
     "blanks": (
         lines({"text": " ", "label": "bad"}),
@@ -254,7 +264,17 @@ TEXTS: dict[str, tuple[bytes | None, bytes | None, str]] = {
     "no label": (
         lines({"text": "a"}),
         None,
+        '{}/train.jsonl:31 has no "label": its keys are text; give it one',
+    ),
+    "null": (
+        lines({"text": "a", "label": None}),
+        None,
         '{}/train.jsonl:31: "label" is null; make it a name, a whole number',
+    ),
+    "a key like it": (
+        lines({"text": "a", "Label": "good"}),
+        None,
+        '{}/train.jsonl:31 has no "label": its keys are text, Label; did you mean Label?',
     ),
     "a list": (
         lines({"text": "a", "label": ["b"]}),

@@ -8,11 +8,11 @@ from pathlib import Path
 import kconfiglib
 import pytest
 
+from lib.errors import MAX_LINES_SHOWN
 from lib.kconf import diagnostics, load
 from lib.kconf.cli import main
 from lib.kconf.lint import fragments_take_on_every_configuration
 from lib.kconf.listing import judge
-from lib.kconf.reader import MAX_LINES_SHOWN
 from lib.kconf.tree import load_own_tree, load_tree
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lib.data.datasets.key_values import PartName, questions
-from lib.data.jsonl import read_objects
+from lib.data.jsonl import read_objects, value_of
 from lib.errors import ConfigError, meant
 
 ANSWERS = "assistant"  # the role whose messages are learned
@@ -70,7 +70,7 @@ def _messages(place: str, given: Any) -> list[Message]:
         raise ConfigError(f'{place}: "messages" is no list of messages', todo='write [{"role": ...}, ...]')
     for number, message in enumerate(given, start=1):
         at = f"{place}, message {number}"
-        if (role := message.get("role")) not in ROLES:
+        if (role := value_of(at, message, "role")) not in ROLES:
             raise ConfigError(f"{at} has the role {role!r}", todo=meant(role, ROLES))
         _check_text(at, message, "content", may_be_empty=role != ANSWERS)
         if further := [name for name in message if name not in ("role", "content")]:
@@ -83,14 +83,15 @@ def _messages(place: str, given: Any) -> list[Message]:
 def _pair(place: str, line: dict[str, Any], kind: str, *, answered: bool) -> list[Message]:
     texts, (*before, answer) = {"input": ""} | line, FORMATS[kind]
     for name in (*before, answer) if answered else before:
-        _check_text(place, texts, name, may_be_empty=name == "input")
+        if name in line or name != "input":
+            _check_text(place, line, name, may_be_empty=name == "input")
     question = "\n\n".join(filter(None, (texts[name] for name in before)))
     messages = [{"role": "user", "content": question}]
     return [*messages, {"role": ANSWERS, "content": texts[answer]}] if answered else messages
 
 
 def _check_text(at: str, texts: dict[str, Any], name: str, *, may_be_empty: bool) -> None:
-    found = texts.get(name)
+    found = value_of(at, texts, name)
     if not isinstance(found, str) or not (found or may_be_empty):
         raise ConfigError(f'{at}: "{name}" is {"empty" if found == "" else "no text"}', todo="give a text")
 

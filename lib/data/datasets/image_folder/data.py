@@ -21,7 +21,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lib.data.cache import cached_folder, content_of, fingerprint
-from lib.data.datasets.files import DataLocation, describe_images
+from lib.data.datasets.files import DataLocation, describe_images, naming_note
 from lib.data.datasets.image_folder.image_files import (
     LAYOUTS,
     PARTS,
@@ -152,9 +152,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         if error.why and options.on_bad_sample == "error":
             log(f"{error.what}: looking for bad images, too")  # takes as long as packing them
             bad = _undecodable(root, size)
-            raise_faults(
-                error.what, [*(error.findings or (error.why,)), *bad] if bad else (), todo=error.todo
-            )
+            faults = [*(error.faults or (error.why,)), *bad] if bad else ()
+            raise_faults(error.what, faults, todo=error.todo, train_size=error.train_size)
         raise
     listings = dict(zip(PARTS, (found.train, found.test), strict=True))
 
@@ -230,7 +229,7 @@ def _packed(
     source = (
         f"image_folder: {train.size} + {test.size} images from {root}{without}, {found.split}; "
         f"{least} to {most} pixels, median {usual}; packed in {folder}, SHA-256 {content_of(folder)[:16]}"
-    )
+    ) + naming_note(classes)
     return Dataset(spec, train, test, source, skipped=tuple(skipped), class_names=classes)
 
 

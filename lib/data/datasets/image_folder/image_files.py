@@ -67,9 +67,9 @@ def find_images(
     train = root / PARTS[0]
     test = next((root / name for name in _HELD_OUT if (root / name).is_dir()), None)
     if not train.is_dir() or not (test or (train / LABELS).is_file() or _folders(train)):
-        return _divided(root, _listed(root, log), percent, group, log)
+        return _divided(root, _listed(root, log, percent), percent, group, log)
     if test is None:
-        return _divided(root, _listed(train, log), percent, group, log)
+        return _divided(root, _listed(train, log, percent), percent, group, log)
     if group:
         what = f"CONFIG_IMAGE_FOLDER_GROUP={group} has no effect on {root}"
         raise ConfigError(
@@ -82,7 +82,7 @@ def find_images(
         except DataError as error:
             errors.append(error)
     if len(errors) > 1:
-        faults = [fault for each in errors for fault in each.findings or (each.why or each.what,)]
+        faults = [fault for each in errors for fault in each.faults or (each.why or each.what,)]
         raise_faults(f"{root} cannot be used", faults, todo=errors[0].todo)
     if errors:
         raise errors[0]
@@ -144,18 +144,25 @@ def _groups(root: Path, images: Sequence[ImageFile], group: str) -> list[str]:
     return keys
 
 
-def _listed(folder: Path, log: Callable[[str], None]) -> list[ImageFile]:
-    """Return the images of a part, those of a class by name. Raises DataError with all faults."""
+def _listed(folder: Path, log: Callable[[str], None], percent: int | None = None) -> list[ImageFile]:
+    """Return the images of a part, those of a class by name. Raises DataError with all faults.
+
+    percent: of them that will be for validation, if that is to be decided by their names.
+    """
     if (folder / LABELS).is_file():
         return _by_file(folder, log)
     folders = _folders(folder)
     beside = [each for each in folder.iterdir() if each.is_file() and each.suffix.lower() in SUFFIXES]
     if not folders:
         what = f"{len(beside)} images without a class" if beside else "no images"
-        todo = (
-            f"move the images of each class into a folder of its name, or write {folder / LABELS}: name,label"
-        )
-        raise DataError(f"{folder} has {what}", why=f"it has neither folders nor {LABELS}", todo=todo)
+        example = min(beside).name if beside else "1.jpg"
+        todo = f"move the images of each class into a folder of its name, or write {folder / LABELS}: "
+        todo += f"name,label in its first line, then lines such as {example},LABEL"
+        error = DataError(f"{folder} has {what}", why=f"it has neither folders nor {LABELS}", todo=todo)
+        if beside and percent is not None:
+            held_out = held_out_by_hash([each.name for each in beside], percent)
+            error.train_size = len(beside) - int(held_out.sum())
+        raise error
     images, faults, others = list[ImageFile](), list[str](), len(beside)
     for name in folders:
         known = len(images)

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.files import DataLocation
+from lib.data.datasets.files import DataLocation, naming_note
 from lib.data.datasets.text_files import WholeTextTokenizer, block_size_of, padded, row_facts, tokenizer_of
-from lib.data.jsonl import named, read_objects, training_and_validation
+from lib.data.jsonl import named, read_objects, training_and_validation, value_of
 from lib.data.types import ArrayPart, Dataset, TextClassSpec, Tokenizer, TokenTagSpec
 from lib.errors import ConfigError, DataError, raise_faults
 from lib.nn import IGNORED
@@ -77,6 +77,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         f"{cut[0]} + {cut[1]} {'words' if tagged else 'texts'} are longer than {block_size} "
         f"{tokenizer.unit}s, and cut"
     ) + (f"; keys that are not read: {', '.join(sorted(unread))}" if unread else "")
+    source += naming_note(names)
     return Dataset(spec, rows[0], rows[1], source, tokenizer, class_names=names)
 
 
@@ -87,7 +88,7 @@ def _order(label: str) -> tuple[bool, int, str]:
 
 def _labelled(place: str, read: dict[str, Any]) -> Text:
     """Return a text with its label. Raises ConfigError for others."""
-    text, label = read.get("text"), read.get("label")
+    text, label = (value_of(place, read, key) for key in ("text", "label"))
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f'{place}: "text" is no text', todo='write {"text": "...", "label": "..."}')
     if not isinstance(label, str | int) or label == "":
@@ -105,7 +106,7 @@ def _tagged(place: str, read: dict[str, Any]) -> Text:
 
 
 def _strings(place: str, read: dict[str, Any], name: str) -> list[str]:
-    found = read.get(name)
+    found = value_of(place, read, name)
     if not (isinstance(found, list) and found and all(isinstance(each, str) and each for each in found)):
         raise ConfigError(f'{place}: "{name}" is no list of texts', todo=f'write "{name}": ["...", ...]')
     return found

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.files import DataLocation
+from lib.data.datasets.files import DataLocation, naming_note
 from lib.data.datasets.tabular.table_files import MISSING, Table, read_table
 from lib.data.sampler import held_out_by_hash
 from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
@@ -84,6 +84,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         f"{', '.join(schema.targets)} from {len(columns) - categories} columns of numbers and "
         f"{categories} of categories ({spec.input_shape[0]} inputs)"
     )
+    if options.target == "classes":
+        source += naming_note(classes)
     fills = options.missing == "mean"
     return Dataset(spec, parts[0], parts[1], source, class_names=classes, fills_missing=fills)
 

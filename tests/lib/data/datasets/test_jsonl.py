@@ -90,7 +90,31 @@ def test_all_lines_that_cannot_be_used_are_listed(tmp_path: Path) -> None:
         labelled(tmp_path, TEXTS + bad)
     assert [line.partition(".jsonl:")[2] for line in error.value.findings] == [
         '61: "text" is no text; write {"text": "...", "label": "..."}',
-        '62: "text" is no text; write {"text": "...", "label": "..."}',
+        '62 has no "text": its keys are txt, label; did you mean txt?',
         '63: "label" is []; make it a name, a whole number, true or false',
         "64 is no JSON object: it is int",
     ]
+
+
+def test_of_very_many_lines_the_first_are_listed(tmp_path: Path) -> None:
+    bad: list[Any] = [{"text": "", "label": "odd"}] * 20_000
+    with pytest.raises(DataError, match=r"and 19999 more, the first of which are listed above") as error:
+        labelled(tmp_path, TEXTS + bad)
+    *first, last = error.value.findings
+    assert [line.partition(".jsonl:")[2].partition(":")[0] for line in first] == [*map(str, range(61, 81))]
+    assert last == "... and 19980 more faults" and len(error.value.faults) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ((1, "positive", 0), "; NOTE: numbers (0, 1) and texts (positive) are classes side by side"),
+        (("Good", "good", "bad"), "; NOTE: classes that differ in spelling alone: Good and good"),
+        (("1.0", 1, "3"), "; NOTE: classes that differ in spelling alone: 1 and 1.0"),
+        (("good", "bad", "nan"), ""),
+        ((0, 1, "2"), ""),
+    ],
+)
+def test_labels_of_two_spellings_are_told(labels: tuple[Any, ...], told: str, tmp_path: Path) -> None:
+    rows = [{"text": f"t{row}", "label": labels[row % 3]} for row in range(80)]
+    assert labelled(tmp_path, rows).source.rpartition("and cut")[2] == told

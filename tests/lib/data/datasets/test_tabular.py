@@ -118,6 +118,11 @@ def test_classes_are_the_texts_of_the_target(tmp_path: Path) -> None:
     assert labels.dtype == np.int64
     assert (labels == np.rint(inputs[:, 0] * size.std + size.mean - 30).astype(int) % 3).all()
     assert len(dataset.spec.columns[1].values) == 50  # numbers that are categories
+    assert "NOTE" not in dataset.source
+    rows = [line.replace("Rome", "oslo") for line in lines(200)]
+    dataset = read(table(tmp_path, rows), **options)
+    assert dataset.source.endswith("; NOTE: classes that differ in spelling alone: Oslo and oslo")
+    assert "NOTE" not in read(table(tmp_path, rows), targets="price").source
 
 
 def test_semicolons_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
