@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -55,14 +55,22 @@ def save(path: Path, data: str | bytes, *, action: str = "write", todo: str = ""
         write_bytes(path, data.encode() if isinstance(data, str) else data)
 
 
-def check_writable(path: Path, variable: str) -> None:
-    """Raise ConfigError if the file or new folder `path` cannot be made."""
-    above = next(each for each in path.absolute().parents if os.path.lexists(each))
+def check_writable(
+    path: Path, variable: str, *, log: Callable[[str], object], is_folder: bool = False
+) -> None:
+    """Raise ConfigError if the file or new folder `path` cannot be made.
+
+    Folders above it that are not there will be, which is logged: a name may be misspelt.
+    """
+    file = (path / "-" if is_folder else path).absolute()
+    above = next(each for each in file.parents if os.path.lexists(each))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         why = "it is no folder that you can write to"
         raise ConfigError(f"{variable}={path} cannot be written in {above}", why=why)
-    if variable == "OUT" and path.is_dir():
-        raise ConfigError(f"OUT={path} is a folder", todo="name a file in it")
+    if not is_folder and path.is_dir():
+        raise ConfigError(f"{variable}={path} is a folder", todo="name a file in it")
+    if above not in (path.absolute(), path.absolute().parent):
+        log(f"{variable}={path}: there is no folder {path.parent}; it will be made")
 
 
 def write_new(path: Path, data: bytes) -> None:

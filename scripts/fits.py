@@ -143,6 +143,8 @@ def main() -> int:
         raise ConfigError(f"PRECISION={precision} is not predicted for", todo=todo)
     request = Request(**given, precision=precision, checkpoint=options.checkpoint == "y").with_length()
     price_of(options.price, None)  # before what takes long
+    if options.out:
+        atomic.check_writable(Path(options.out), "OUT", log=print)
     machines = [(name, parse_gpu(name)) for name in machine_names(options.gpu)]
     machines = [
         (name, each) for name, each in machines if each.kind not in STATIC_SHAPES and len(each.devices) == 1

@@ -163,7 +163,8 @@ def write_yaml(out: Path | None) -> int:
         return 0
     if out.exists() and out.read_text(encoding="utf-8", errors="replace") != text:
         raise ConfigError(f"{out} exists", todo="remove it, or give another OUT=")
-    atomic.write_text(out, text)
+    atomic.check_writable(out, "OUT", log=print)
+    atomic.save(out, text)
     print(f"{out}: written; make sweep SWEEP={out} trains it")
     return 0
 

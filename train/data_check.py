@@ -43,10 +43,11 @@ def data_check(requested: kconf.Resolved, *, root: Path, out: Path | None) -> in
     All samples are read, whatever CONFIG_DATA_LIMIT and CONFIG_HOLDOUT are. Raises what training would.
     """
     config = config_from_values(with_tier(requested, root=root, log=log).values)
-    out = out or root / "build" / "data-check" / f"{config.dataset}.png"
-    if out.suffix.lower() != ".png":
+    if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"OUT={out} is no PNG file", todo="end its name in .png")
-    check_writable(out, "OUT")
+    note = log if out is not None else lambda _: None  # the folder by default is no user's
+    out = out or root / "build" / "data-check" / f"{config.dataset}.png"
+    check_writable(out, "OUT", log=note)
     dataset = open_configured(config, root=root, log=log)
     own = getattr(DATASETS.load(config.dataset), "show", _lines)
     show: Show = partial(own, dataset)

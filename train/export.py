@@ -79,7 +79,7 @@ def command(
     name: str, *, root: Path, runs: Path, best: bool, directory: Path, layout: str, merge: bool = False
 ) -> int:
     """Export run `name` to `directory`; print how much its answers differ from the run's."""
-    _check_request(layout, directory)
+    _check_request(layout, directory, log)
     check = partial(_answers, layout, merge)
     restored = restore(name, root=root, runs=runs, best=best, needs_data=merge, check=check)
     difference = export(restored, directory=directory, layout=layout, merge=merge, log=log)
@@ -104,7 +104,7 @@ def export(
     TOLERANCE. Raises ConfigError for a format that is not possible, ToolkitError where the files differ or
     cannot be loaded.
     """
-    _check_request(layout, directory)
+    _check_request(layout, directory, lambda _: None)
     spec, answers = restored.data.dataset.spec, _answers(layout, merge, restored.job.config)
     dtype, merged = torch.float32, None
     restored.job.model.float()  # layers may be in half precision, for autocast alone
@@ -135,7 +135,7 @@ def export(
     return difference
 
 
-def _check_request(layout: str, directory: Path) -> None:
+def _check_request(layout: str, directory: Path, log: Callable[[str], object]) -> None:
     if layout not in FORMATS:
         raise ConfigError(f"FORMAT={layout} is not a format", todo=f"there are {', '.join(FORMATS)}")
     for package in FORMATS[layout]:
@@ -143,7 +143,7 @@ def _check_request(layout: str, directory: Path) -> None:
             why = f"it is an extra: FORMAT={layout} needs it"
             todo = f"install it, for example with .venv/bin/pip install {' '.join(FORMATS[layout])}"
             raise ConfigError(f"the package {package} is not installed", why=why, todo=todo)
-    check_writable(directory / "model", "DIRECTORY")
+    check_writable(directory, "DIRECTORY", log=log, is_folder=True)
     check_replaceable(directory, layout)
 
 

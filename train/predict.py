@@ -168,7 +168,7 @@ def _check_out(out: Path, inputs: Sequence[str]) -> None:
         raise ConfigError(f"OUT={out} is of no known format", todo=f"end its name in {', '.join(SUFFIXES)}")
     if any(Path(each).resolve() == out.resolve() for each in inputs):
         raise ConfigError(f"OUT={out} is an input", todo="name another file")
-    atomic.check_writable(out, "OUT")
+    atomic.check_writable(out, "OUT", log=log)
 
 
 def _text(found: Predictions, suffix: str) -> str:

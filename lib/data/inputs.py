@@ -151,7 +151,10 @@ def files_of(paths: Sequence[str], suffixes: frozenset[str]) -> list[str]:
                 raise ConfigError(f"INPUT={path} has no files to predict", why=_looked_for(suffixes))
             found += files
         elif not Path(path).is_file():
-            raise ConfigError(f"INPUT={path} is not there")
+            todo = f"name a file or a folder; INPUT={STDIN} reads standard input"
+            if ".txt" in suffixes:
+                todo += f': echo "a text" | make predict INPUT={STDIN}'
+            raise ConfigError(f"INPUT={path} is not there", todo=todo)
         elif Path(path).suffix.lower() not in suffixes:
             raise ConfigError(f"INPUT={path} is no file for this run", why=_looked_for(suffixes))
         else:

@@ -154,7 +154,8 @@ class Layout(Protocol):
 def load_layout(name: str) -> Layout:
     """Import models/`name`/huggingface.py. Raises ConfigError if there is none."""
     if not (plugins.MODELS.home(name) / "huggingface.py").is_file():
-        raise ConfigError(f"the weights of {name} have no layout in Hugging Face transformers")
+        what = f"the weights of {name} have no layout in Hugging Face transformers"
+        raise ConfigError(what, todo="FORMAT=onnx, pt2 or safetensors exports them")
     with ModelCode(name):
         return cast(Layout, plugins.MODELS.module(name, "huggingface"))
 

@@ -166,8 +166,8 @@ def test_a_format_that_is_not_possible_is_refused(own: Restored, tmp_path: Path)
             "onx",
             tmp_path / "out",
         ),
-        f"DIRECTORY={tmp_path}/file/model cannot be written in {tmp_path}/file": ("pt2", tmp_path / "file"),
-        f"DIRECTORY={tmp_path}/file/out/model cannot be": ("pt2", tmp_path / "file/out"),
+        f"DIRECTORY={tmp_path}/file cannot be written in {tmp_path}/file": ("pt2", tmp_path / "file"),
+        f"DIRECTORY={tmp_path}/file/out cannot be": ("pt2", tmp_path / "file/out"),
         f"DIRECTORY={tmp_path} is in use: it has file and 2 more; name a new folder": ("pt2", tmp_path),
         f"DIRECTORY={tmp_path}/onnx is in use: it has an export in FORMAT=onnx": ("pt2", tmp_path / "onnx"),
         f"DIRECTORY={tmp_path}/other is in use: it has model.json;": ("pt2", tmp_path / "other"),
@@ -224,5 +224,5 @@ def test_what_is_written_to_a_file_by_make(tmp_path: Path) -> None:
     told = runner.run("export", "--best", "--format", "pt2", "--directory", str(tmp_path / "out"))
     assert "step 3: written to" in told and "from the run's own outputs" in told
     refused = runner.run("export", "--directory", str(tmp_path / "more"), status=2)
-    assert "lenet5 have no layout in Hugging Face transformers" in refused
+    assert "lenet5 have no layout in Hugging Face transformers; FORMAT=onnx, pt2 or safetensors" in refused
     assert not (tmp_path / "more").exists()

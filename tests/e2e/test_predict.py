@@ -260,7 +260,7 @@ IMAGE_FAULTS = {
     "nothing": ("", "out.csv", "there is nothing to predict"),
     "missing": ("{here}/nope.png", "out.csv", "INPUT={here}/nope.png is not there"),
     "missing of many": ("{here}/good.png {here}/nope.png", "out.csv", "nope.png is not there"),
-    "pattern": ("{here}/*.webp", "out.csv", "*.webp is not there"),
+    "pattern": ("{here}/*.webp", "out.csv", "*.webp is not there; name a file or a folder; INPUT=- reads"),
     "quote": ("'a", "out.csv", "INPUT='a cannot be split into names: No closing quotation"),
     "empty folder": ("{here}/empty", "out.csv", "INPUT={here}/empty has no files to predict: it reads"),
     "folder of others": ("{here}/others", "out.csv", "has no files to predict"),

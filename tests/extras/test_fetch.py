@@ -104,9 +104,10 @@ def fetch(hub: str, home: Path, *words: str) -> subprocess.CompletedProcess[str]
 
 
 def test_what_is_downloaded_is_shown_first_and_pinned(hub: str, tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
+    folder = tmp_path / "new" / "tiny"
     done = fetch(hub, tmp_path / "home", "--repo=me/tiny", f"--directory={folder}")
     assert done.returncode == 0, done.stderr
+    assert f"DIRECTORY={folder}: there is no folder {folder.parent}; it will be made\n" in done.stdout
     assert f"main, now commit {COMMIT}" in done.stdout and "mit" in done.stdout
     assert "3 of 5" in done.stdout and "free disk" in done.stdout
     names = {path.name for path in folder.iterdir()}

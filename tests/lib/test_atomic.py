@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from lib import atomic
+from lib.atomic import check_writable
+from lib.errors import ConfigError
 
 
 def test_replaces_the_contents_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -102,3 +104,26 @@ def test_a_file_system_without_directory_sync_will_do(
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         atomic.write_text(tmp_path / "nowhere" / "file", "text")
+
+
+def test_a_folder_that_will_be_made_is_told_and_one_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    told = list[str]()
+    (tmp_path / "file").touch()
+    for name in ("a.csv", "file"):
+        check_writable(tmp_path / name, "OUT", log=told.append)
+    for name in (".", "new"):
+        check_writable(tmp_path / name, "DIRECTORY", log=told.append, is_folder=True)
+    assert not told
+    check_writable(tmp_path / "b" / "c" / "a.csv", "OUT", log=told.append)
+    check_writable(tmp_path / "b" / "new", "DIRECTORY", log=told.append, is_folder=True)
+    folders = [("OUT", "b/c", "a.csv"), ("DIRECTORY", "b", "new")]
+    assert told == [
+        f"{variable}={tmp_path / above / name}: there is no folder {tmp_path / above}; it will be made"
+        for variable, above, name in folders
+    ]
+    for name, is_folder in (("file/a.csv", False), ("file", True), ("file/new", True)):
+        with pytest.raises(ConfigError, match=f"OUT={tmp_path / name} cannot be written in"):
+            check_writable(tmp_path / name, "OUT", log=told.append, is_folder=is_folder)
+    with pytest.raises(ConfigError, match=f"OUT={tmp_path} is a folder"):
+        check_writable(tmp_path, "OUT", log=told.append)
+    assert len(told) == 2 and [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lib.data.inputs import read_inputs
+from lib.data.inputs import read_inputs, split_inputs
 from lib.data.tokenizers import ByteTokenizer
 from lib.data.types import ArrayPart, Column, Dataset, ImageSpec, Spec, TableClassSpec, TextClassSpec
 from lib.errors import ConfigError
@@ -49,3 +49,15 @@ def test_empty_inputs_are_refused(
     path = given if given == "-" else tmp_path / given
     with pytest.raises(ConfigError, match=r"is empty|has no rows|is no file for this run"):
         read_inputs(path, Dataset(spec, none, none, "", ByteTokenizer()), rows=8, log=print)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
+def test_a_text_in_the_place_of_a_file_names_standard_input(spec: Spec) -> None:
+    none = ArrayPart(np.zeros((1, 8), np.int64), np.zeros(1, np.int64))
+    with pytest.raises(
+        ConfigError, match=r"^INPUT=a is not there; name a file or a folder; INPUT=-"
+    ) as error:
+        read_inputs(
+            split_inputs("a fine film"), Dataset(spec, none, none, "", ByteTokenizer()), rows=8, log=print
+        )
+    assert str(error.value).endswith('echo "a text" | make predict INPUT=-') == hasattr(spec, "pad")

@@ -95,6 +95,8 @@ def test_the_command_writes_a_file_that_is_not_there_yet(
         write_yaml(out)
     with pytest.raises(ConfigError, match=r"OUT=.*mine does not end in \.yaml"):
         write_yaml(tmp_path / "mine")
+    assert write_yaml(below := tmp_path / "new" / "mine.yaml") == 0 and below.read_text() == shown
+    assert f"OUT={below}: there is no folder {below.parent}; it will be made" in capsys.readouterr().out
 
 
 def test_the_notices_of_a_base_are_told(tmp_path, monkeypatch, capsys):
