@@ -23,6 +23,7 @@ from lib.config import config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, Part, TextClassSpec
 from lib.data.types import Indices, TableClassSpec, TableLabelsSpec, TableSpec, TokenTagSpec, row_text
 from lib.errors import ConfigError, foremost
+from lib.nn.model_code import check_tokenizer
 from lib.plugins import DATASETS
 from lib.tiers import with_tier
 from train.record import log
@@ -48,6 +49,7 @@ def data_check(requested: kconf.Resolved, *, root: Path, out: Path | None) -> in
     note = log if out is not None else lambda _: None  # the folder by default is no user's
     out = out or root / "build" / "data-check" / f"{config.dataset}.png"
     check_writable(out, "OUT", log=note)
+    check_tokenizer(config.model, config.model_options, config.tokenizer, config.tokenizer_dir)
     dataset = open_configured(config, root=root, log=log)
     own = getattr(DATASETS.load(config.dataset), "show", _lines)
     show: Show = partial(own, dataset)

@@ -21,7 +21,7 @@ from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.dropout import key_stock_dropouts
-from lib.nn.model_code import ModelCode, build_model, has_stock_layers
+from lib.nn.model_code import ModelCode, build_model, check_tokenizer, has_stock_layers
 from lib.plan.types import ModelFacts, Precision, Weight, least_effective_batch
 from lib.plugins import MODELS
 from train.job import warm_up_text
@@ -74,6 +74,7 @@ def describe_training_data(config: Config, *, root: Path, log: Callable[[str], N
 
     Raises what `open_training_data` does.
     """
+    check_tokenizer(config.model, config.model_options, config.tokenizer, config.tokenizer_dir)
     dataset = _metadata(config, root=root)
     if dataset is None:
         return open_training_data(config, root=root, trained=False, log=log)
@@ -114,6 +115,7 @@ def open_to_train(
         from lib.nn.packages import import_extra
 
         import_extra("bitsandbytes")
+    check_tokenizer(config.model, config.model_options, config.tokenizer, config.tokenizer_dir)
     refuse(config, None)
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)

@@ -31,6 +31,7 @@ class HuggingFaceTokenizer:
         """Raises ConfigError without the package, and if the folder at `place` has no tokenizer."""
         folder = Path(place)
         transformers = import_extra("transformers")
+        transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         if not folder.is_dir():  # otherwise transformers takes it for a name on the Hub
             raise ConfigError(f"{folder} is not a directory", todo="name one that has a tokenizer.json")

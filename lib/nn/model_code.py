@@ -160,6 +160,20 @@ def load_layout(name: str) -> Layout:
         return cast(Layout, plugins.MODELS.module(name, "huggingface"))
 
 
+def check_tokenizer(
+    name: str, options: Mapping[str, Value], tokenizer: str | None, folder: str | None
+) -> None:
+    """Raise ConfigError where model `name` has weights for other tokens than texts will become.
+
+    It tells by a function `check_tokenizer(options, tokenizer, folder)`, if it has one. tokenizer:
+    CONFIG_TOKENIZER, None for images and tokens that are ready-made. folder: CONFIG_TOKENIZER_DIR.
+    """
+    check = getattr(load_model(name), "check_tokenizer", None)
+    if check is not None:
+        with ModelCode(name):
+            check(plugins.MODELS.options(name, options), tokenizer, folder)
+
+
 def build_model(name: str, options: Mapping[str, Value], spec: Any, *, seed: int) -> nn.Module:
     """Build model `name` with initial weights that are a function of `seed` alone.
 

@@ -15,10 +15,17 @@ from lib.errors import ConfigError, os_errors
 from lib.nn.weights import header_facts, read_safetensors
 from lib.plugin_folders import ROOT
 
+FETCH = "make fetch REPO=owner/name DIRECTORY=..."
+AGAIN = f"copy it again; {FETCH} downloads the model to a new directory"
 HOST = torch.device("cpu")  # where weights are read
 # Files of a tokenizer.
 _VOCABULARY = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _TOKENIZER = (*_VOCABULARY, "chat_template*")
+
+
+def path_of(name: str) -> Path:
+    """Return the path of a directory, which starts at the source tree if it is relative."""
+    return (ROOT / Path(name).expanduser()).resolve()
 
 
 def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...]]:
@@ -29,11 +36,12 @@ def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...
     """
     requested = f'{symbol}="{name}"'
     if not name:
-        raise ConfigError(f"{symbol} is empty", todo="set it to a local directory with a config.json")
-    folder = (ROOT / Path(name).expanduser()).resolve()
+        todo = f"set it to a local directory with a config.json; {FETCH} downloads one"
+        raise ConfigError(f"{symbol} is empty", todo=todo)
+    folder = path_of(name)
     if not folder.is_dir():
         why = "it is a file" if folder.exists() else "it does not exist, and models are not downloaded"
-        todo = "give one that has a config.json; make fetch REPO=owner/name DIRECTORY=... downloads one"
+        todo = f"give one that has a config.json; {FETCH} downloads one"
         raise ConfigError(f"{requested} is no local directory", why=why, todo=todo)
     file = folder / "config.json"
     if not file.is_file():
@@ -61,6 +69,7 @@ def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...
         raise ConfigError(
             f"{folder / others[0]} is a pickle, and weights are read from safetensors", todo=todo
         )
+    stored_shapes(str(folder), files)  # transformers does not name a damaged file
     return folder, kind, tuple(files)
 
 
@@ -69,8 +78,10 @@ def widest_dtype(folder: str, files: Sequence[str]) -> torch.dtype:
 
     config.json may name a narrower one. Raises ConfigError for files that cannot be read, and other types.
     """
-    with _readable(folder):
-        weights = [each for name in files for each in read_safetensors(Path(folder) / name).values()]
+    weights = list[torch.Tensor]()
+    for name in files:
+        with _readable(Path(folder) / name):
+            weights += read_safetensors(Path(folder) / name).values()
     if others := [str(each.dtype) for each in weights if not each.is_floating_point()]:
         raise ConfigError(f"{folder} has weights of {others[0]}", todo="give them in bf16, fp16 or fp32")
     return functools.reduce(torch.promote_types, {each.dtype for each in weights} or {torch.float32})
@@ -81,9 +92,9 @@ def stored_dtypes(folder: Path) -> set[torch.dtype]:
 
     Raises ConfigError for damaged files, and an unknown type in config.json.
     """
-    with _readable(folder):
-        if files := list(folder.glob("*.safetensors")):
-            return {dtype for file in files for dtype, _ in header_facts(file).values()}
+    if files := [path.name for path in folder.glob("*.safetensors")]:
+        return {dtype for facts in _headers(folder, files) for dtype, _ in facts.values()}
+    with _readable(folder / "config.json"):
         values = json.loads((folder / "config.json").read_bytes())
     named = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     dtype = getattr(torch, named, None)
@@ -94,22 +105,28 @@ def stored_dtypes(folder: Path) -> set[torch.dtype]:
 
 def stored_shapes(folder: str, files: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights in `files` by their headers. Raises ConfigError for damaged files."""
-    with _readable(folder):
-        headers = [header_facts(Path(folder) / name) for name in files]
+    headers = _headers(Path(folder), files)
     return {name: shape for header in headers for name, (_, shape) in header.items()}
 
 
+def _headers(folder: Path, files: Sequence[str]) -> Iterator[dict[str, tuple[torch.dtype, tuple[int, ...]]]]:
+    for name in files:
+        with _readable(folder / name):
+            facts = header_facts(folder / name)
+        yield facts
+
+
 @contextlib.contextmanager
-def _readable(folder: str | Path) -> Iterator[None]:
+def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
+        raise ConfigError(f"{file} is damaged or not complete", why=why, todo=AGAIN) from error
 
 
 def copy_tokenizer(source: str, target: Path) -> None:
     """Copy the files of the tokenizer in the directory `source` to `target`. A relative path: see above."""
     for pattern in _TOKENIZER:
-        for found in (ROOT / Path(source).expanduser()).glob(pattern):
+        for found in path_of(source).glob(pattern):
             shutil.copy(found, target)

@@ -90,10 +90,13 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
 def header_facts(file: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Return type and shape of each tensor by the header of a safetensors file.
 
-    Raises OSError, ValueError if it is damaged.
+    Raises OSError, ValueError if it is damaged or cut off.
     """
-    entries = {name: entry for name, entry in _header(file)[1].items() if name != "__metadata__"}
-    read = {name: _entry(name, entry) for name, entry in entries.items()}
+    start, header = _header(file)
+    read = {name: _entry(name, entry) for name, entry in header.items() if name != "__metadata__"}
+    whole, size_bytes = start + max((last for *_, last in read.values()), default=0), file.stat().st_size
+    if whole > size_bytes:
+        raise ValueError(f"it has {size_bytes:,} of {whole:,} bytes")
     return {name: (dtype, tuple(shape)) for name, (dtype, shape, *_) in read.items()}
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
+from lib.data.huggingface_tokenizer import FILES, HuggingFaceTokenizer
 from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.dropout import Dropout
-from lib.nn.model_directory import HOST, stored_shapes
+from lib.nn.model_directory import AGAIN, HOST, open_directory, path_of, stored_shapes
 from lib.nn.packages import import_extra
 from lib.units import some_of
 
@@ -22,6 +22,9 @@ with torch.device("meta"):
     torch.empty(0)
 
 EXTRA = "transformers"  # the package that it needs
+SYMBOL = "CONFIG_HUGGINGFACE_DIR"
+_PROBE = "Hello world"
+_TOKENS_OF_PROBE = {"byte": [*_PROBE.encode()], "gpt2": [15496, 995]}  # by CONFIG_TOKENIZER
 _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout")
 
 
@@ -48,15 +51,53 @@ def check_length(theirs: Any, block_size: int, folder: str) -> None:
         )
 
 
+def check_tokenizer(directory: str, kind: str, name: str | None, folder: str | None) -> None:
+    """Raise ConfigError unless texts become tokens of the weights in `directory`, which may have none.
+
+    kind: CONFIG_HUGGINGFACE_INPUT. name: CONFIG_TOKENIZER, None for images and tokens that are ready-made.
+    folder: CONFIG_TOKENIZER_DIR. Two tokenizers of one size would train on tokens that mean something else.
+    """
+    home, _, files = open_directory(directory, symbol=SYMBOL)
+    if not files or name is None or not any((home / each).is_file() for each in FILES):
+        return
+    own = path_of(folder or directory)
+    if name == "huggingface" and own == home:
+        return
+    theirs = HuggingFaceTokenizer(home)
+    if name != "huggingface":
+        if theirs.encode(_PROBE) == _TOKENS_OF_PROBE.get(name):
+            return
+        what = f'CONFIG_TOKENIZER_{name.upper()}=y is not the tokenizer of {SYMBOL}="{directory}"'
+        todo = "set CONFIG_TOKENIZER_HUGGINGFACE=y"
+        if kind == "causal":
+            todo += " and CONFIG_DATASET_CHAT=y, for conversations in JSON Lines"
+            todo += "; texts with labels need CONFIG_HUGGINGFACE_INPUT_TEXT=y"
+        raise ConfigError(what, why="its weights are for its own tokens", todo=todo)
+    given = {number: token for token, number in HuggingFaceTokenizer(own).inner.get_vocab().items()}
+    own_tokens = sorted((number, token) for token, number in theirs.inner.get_vocab().items())
+    if differ := [(number, token) for number, token in own_tokens if given.get(number) != token]:
+        number, token = differ[0]
+        found = f"token {number} is {given.get(number)!r} in place of {token!r}"
+        raise ConfigError(
+            f'CONFIG_TOKENIZER_DIR="{folder}" is another tokenizer than that of {SYMBOL}="{directory}"',
+            why=f"{len(differ):,} of {len(own_tokens):,} tokens differ: {found}",
+            todo="leave CONFIG_TOKENIZER_DIR out; if the weights are for its tokens all the same, copy the "
+            "model's directory and put its files there",
+        )
+
+
 def check_vocabulary(theirs: Any, spec: Any, folder: str, files: Sequence[str]) -> None:
     """Raise ConfigError unless the tokens of data are those of the directory, if it has weights."""
-    rows, tokens = theirs.vocab_size, 0
+    rows, tokens, end = theirs.vocab_size, 0, None
     if files and not simulated():
-        tokens = HuggingFaceTokenizer(folder).vocab_size
+        own = HuggingFaceTokenizer(folder)
+        tokens, end = own.vocab_size, own.end
     if not tokens <= spec.vocab_size <= rows:
         why = f"the data have {spec.vocab_size:,}, the model {rows:,}"
         why += f" and its tokenizer {tokens:,}" * bool(tokens)
         todo = "use data in the tokens of the model, or a directory without weights"
+        if tokens and end is None and spec.vocab_size == tokens + 1:  # of the end of an answer
+            todo = f"name its eos_token in {folder}/tokenizer_config.json: answers end with it"
         raise ConfigError(f"{spec.name} is not in the tokens of {folder}", why=why, todo=todo)
 
 
@@ -113,7 +154,7 @@ def loaded(
             model, info = kind.from_pretrained(folder, config=theirs, dtype=dtype, **options)
     except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
         why = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the weights in {folder} cannot be read", why=why) from error
+        raise ConfigError(f"the weights in {folder} cannot be read", why=why, todo=AGAIN) from error
     faults, new, unused = [], list[str](), list[str]()
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         found = sorted(each if isinstance(each, str) else each[0] for each in info.get(what, ()))

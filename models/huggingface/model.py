@@ -36,13 +36,18 @@ class Options:
     input: str
 
 
+def check_tokenizer(options: Options, name: str | None, folder: str | None) -> None:
+    """Raise ConfigError where the tokenizer `name`, which may be in `folder`, is not for the weights."""
+    library.check_tokenizer(options.dir, options.input, name, folder)
+
+
 def build(options: Options, spec: Classes | LanguageSpec) -> nn.Module:
     """Build a model from (N, C, H, W) images or (N, T) tokens to logits of classes, or a language model.
 
     Weights in the directory are loaded, but not on the meta device and in simulations. Raises ConfigError
     without transformers, for an unusable directory, and for weights that do not fit.
     """
-    directory, _, files = open_directory(options.dir, symbol="CONFIG_HUGGINGFACE_DIR")
+    directory, _, files = open_directory(options.dir, symbol=library.SYMBOL)
     folder = str(directory)
     transformers = import_extra(EXTRA)
     transformers.logging.set_verbosity_error()

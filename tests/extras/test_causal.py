@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lib.data import TokenPart
 from lib.data.datasets.chat.spec import ChatSpec
+from lib.data.tokenizers import _spelling
 from lib.data.types import Dataset, InputDtype, TextSpec
 from lib.errors import ConfigError
 from lib.memory import estimate
@@ -80,8 +81,8 @@ def with_weights(
     transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(
         folder, max_shard_size=shard
     )
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    bytes_alone = tokenizers.Tokenizer(tokenizers.models.BPE(dict(zip(letters, range(256), strict=True)), []))
+    letters = {letter: byte for byte, letter in _spelling().items()}  # its tokens are those of ByteTokenizer
+    bytes_alone = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
     bytes_alone.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     transformers.PreTrainedTokenizerFast(tokenizer_object=bytes_alone).save_pretrained(folder)
     return folder

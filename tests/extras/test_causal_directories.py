@@ -89,7 +89,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "a head of its own": (rewrite("config.json", tie_word_embeddings=True), "contradicts itself"),
     "a missing head": (reweighted(lambda w: w.pop("lm_head.weight")), r"1 missing \(lm_head.weight\)"),
     "integers": (reweighted(lambda w: w.update({NORM: torch.ones(64).int()})), "has weights of torch.int32"),
-    "cut off": (lambda f: cut(f / "model.safetensors"), "the weights in .* cannot be read"),
+    "cut off": (lambda f: cut(f / "model.safetensors"), "model.safetensors is damaged or not .* it has"),
     "adapter": (lambda f: f.joinpath("adapter_config.json").write_text("{}") and None, "has an adapter"),
     "pickle": (lambda f: f.joinpath("model.safetensors").rename(f / "model.bin") and None, "is a pickle"),
     "too long": (

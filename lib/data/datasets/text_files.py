@@ -14,6 +14,7 @@ from lib.data.sampler import with_lengths
 from lib.data.tokenizers import ByteTokenizer, CharTokenizer, load_gpt2
 from lib.data.types import Dataset, Shards, TextSpec, Tokenizer, TokenPart, Tokens, Unit
 from lib.errors import ConfigError, DataError
+from lib.nn.model_directory import FETCH
 
 INSTEAD = "a language model on CONFIG_DATASET_PYSOURCE=y, which needs no files"
 
@@ -61,7 +62,13 @@ def tokenizer_of(location: DataLocation, *, characters: str | None) -> Tokenizer
             raise ConfigError("CONFIG_TOKENIZER_DIR is empty", todo=todo)
         from lib.data.huggingface_tokenizer import HuggingFaceTokenizer  # needs an extra
 
-        return HuggingFaceTokenizer((location.root / Path(location.tokenizer_dir).expanduser()).resolve())
+        folder = (location.root / Path(location.tokenizer_dir).expanduser()).resolve()
+        if not folder.is_dir():
+            todo = f"name one that has a tokenizer.json; {FETCH} downloads one"
+            raise ConfigError(
+                f'CONFIG_TOKENIZER_DIR="{location.tokenizer_dir}" is no local directory', todo=todo
+            )
+        return HuggingFaceTokenizer(folder)
     return load_gpt2(*gpt2_files(location))
 
 

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from lib.errors import ConfigError
-from lib.nn.model_directory import stored_dtypes
+from lib.nn.model_directory import open_directory, stored_dtypes
+
+OFFSETS = ("b", 4), ("a", 0)  # not in the order of their names
 
 
-def write(file: Path, header: object) -> None:
+def write(file: Path, header: object, numbers: bytes = b"") -> None:
     text = json.dumps(header).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    file.write_bytes(len(text).to_bytes(8, "little") + text + numbers)
 
 
 def test_types_are_those_of_all_files(tmp_path: Path) -> None:
@@ -23,14 +25,32 @@ def test_types_are_those_of_all_files(tmp_path: Path) -> None:
         assert stored_dtypes(tmp_path) == {dtype}  # of weights that are to come
     for name, kind in {"a": "BF16", "b": "F16"}.items():
         entry = {"dtype": kind, "shape": [1], "data_offsets": [0, 2]}
-        write(tmp_path / f"{name}.safetensors", {"__metadata__": {"format": "pt"}, "weight": entry})
+        write(tmp_path / f"{name}.safetensors", {"__metadata__": {"format": "pt"}, "weight": entry}, b"ab")
     assert stored_dtypes(tmp_path) == {torch.bfloat16, torch.float16}
 
 
 @pytest.mark.parametrize(
     "header", [[1], {"weight": 3}, {"weight": {"dtype": "F9", "shape": [], "data_offsets": [0, 0]}}]
 )
-def test_a_damaged_header_is_told_with_its_directory(header: object, tmp_path: Path) -> None:
+def test_a_damaged_header_is_told_with_its_file(header: object, tmp_path: Path) -> None:
     write(tmp_path / "a.safetensors", header)
-    with pytest.raises(ConfigError, match=f"the weights in {tmp_path} cannot be read"):
+    with pytest.raises(
+        ConfigError, match=f"{tmp_path}/a.safetensors is damaged or not complete: .*make fetch"
+    ):
         stored_dtypes(tmp_path)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 7, 8])
+def test_a_file_that_was_cut_off_is_refused_by_its_header(lost: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    entries = {name: {"dtype": "F32", "shape": [1], "data_offsets": [at, at + 4]} for name, at in OFFSETS}
+    write(tmp_path / "a.safetensors", entries, bytes(8 - lost))
+    size = (tmp_path / "a.safetensors").stat().st_size
+    if not lost:
+        assert open_directory(str(tmp_path), symbol="CONFIG_X")[1:] == ("llama", ("a.safetensors",))
+        return
+    told = (
+        f"{tmp_path}/a.safetensors is damaged or not complete: it has {size} of {size + lost} bytes; copy it"
+    )
+    with pytest.raises(ConfigError, match=told):
+        open_directory(str(tmp_path), symbol="CONFIG_X")

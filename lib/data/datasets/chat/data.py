@@ -19,7 +19,7 @@ from lib.data.datasets.chat.conversations import (
     with_other_answers,
 )
 from lib.data.datasets.chat.spec import ChatSpec
-from lib.data.datasets.chat.templates import PlainTemplate, Sample, check_contents, template_of
+from lib.data.datasets.chat.templates import PlainTemplate, Sample, check_contents, end_note, template_of
 from lib.data.datasets.files import DataLocation
 from lib.data.datasets.text_files import block_size_of, tokenizer_of
 from lib.data.jsonl import named, training_and_validation
@@ -94,6 +94,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         notes.insert(0, f"packed into {rows[0].size} + {rows[1].size} rows")
     if rewritten := sum(sample.rewritten for sample in both):
         notes.append(f"the template rewrites earlier answers: {rewritten} count in their last one only")
+    notes += end_note(template, tokenizer)
     if unread:
         notes.append(f"keys that are not read: {', '.join(sorted(unread))}")
     source = (

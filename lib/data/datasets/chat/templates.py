@@ -188,6 +188,18 @@ def check_contents(conversation: Conversation, tokenizer: Tokenizer) -> None:
             raise ConfigError(f"{conversation.place} has {found[0]} in a message", why=why, todo=todo)
 
 
+def end_note(template: PlainTemplate | ChatTemplate, tokenizer: Tokenizer) -> list[str]:
+    """Return a line if answers do not end with a token of a tokenizer of Hugging Face, once samples exist."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or 0 <= template.end < tokenizer.vocab_size:
+        return []
+    end = (
+        "with a token that it does not have"
+        if template.end >= 0
+        else "with no token that stands for their end"
+    )
+    return [f"NOTE: the tokenizer has no eos_token, so answers end {end}: name one in tokenizer_config.json"]
+
+
 def template_of(tokenizer: Tokenizer) -> PlainTemplate | ChatTemplate:
     """Return the tokenizer's own template, else the plain one."""
     if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.inner.chat_template:
