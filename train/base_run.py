@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from lib.config import Config
+from lib.config import Config, config_from_values
 from lib.data.cache import cached_folder
+from lib.data.types import Spec
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.runs.weight_files import OPTION, kept_run, shipped
+
+
+class Describe(Protocol):
+    """`train.training_data.describe_training_data`, which imports this file."""
+
+    def __call__(self, config: Config, *, log: Callable[[str], None]) -> Any:
+        """Return the training data of a configuration, by their metadata where they suffice."""
 
 
 class Base(NamedTuple):
@@ -33,6 +41,19 @@ def base_of(config: Config, root: Path) -> Base | None:
     name = config.weights.initial_weights
     resolved, folder = shipped(name, root=root), kept_run(name, root=root)
     return None if resolved is None or folder is None else Base(name, resolved, folder)
+
+
+def check_base(base: Base, config: Config, spec: Spec, *, describe: Describe) -> None:
+    """Check that the weights will fit the configured model, before they are trained for it.
+
+    spec: of the data of `config`. Raises ConfigError where they do not.
+    """
+    if not base.folder.exists():
+        from train.initial_weights import check_untrained
+
+        own = config_from_values(base.resolved.values)
+        theirs = describe(own, log=lambda _: None).dataset.spec
+        check_untrained(base.name, own, theirs, config, spec)
 
 
 def train_base(base: Base, root: Path, *, log: Callable[[str], None]) -> None:

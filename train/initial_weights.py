@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,24 @@ def check_weights(config: Config, spec: Spec, root: Path, *, log: Callable[[str]
         log(f"Initial weights: {found}: {_load(model, found, config)}")
 
 
+def check_untrained(name: str, base: Config, base_spec: Spec, config: Config, spec: Spec) -> None:
+    """Check that weights that are to be trained for `config` will fit its model, by names and shapes.
+
+    name: CONFIG_INITIAL_WEIGHTS. base: the configuration that it names; each spec is of the data of one.
+    Raises ConfigError where they do not fit.
+    """
+    if base.weights.adapt != "full":
+        return  # its checkpoint has adapters alone
+    with torch.device("meta"):
+        theirs = build_model(base.model, base.model_options, base_spec, seed=base.seed)
+        model = build_model(config.model, config.model_options, spec, seed=config.seed)
+        if config.weights.adapt != "full":
+            from train.adapters import add
+
+            add(model, config, spec)
+    _load(model, WeightFiles(path=Path(name)), config, untrained=(theirs.state_dict(), base))
+
+
 def check_head(config: Config, dataset: Dataset) -> None:
     """Check that the head in a model's own directory is one for the classes of `dataset`.
 
@@ -116,10 +135,20 @@ def _has_layout(name: str) -> bool:
     return (plugin_folders.ROOT / "models" / name / "huggingface.py").is_file()
 
 
-def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
-    """Load weights into `model`, or compare alone on the meta device; return what matches."""
-    given, fault = stored.read_weights(found), f"{OPTION}={found.path}"
-    bad = [name for name, each in given.items() if each.is_floating_point() and not each.isfinite().all()]
+def _load(
+    model: nn.Module,
+    found: WeightFiles,
+    config: Config,
+    *,
+    untrained: tuple[Mapping[str, Tensor], Config] | None = None,
+) -> str:
+    """Load weights into `model`, or compare alone on the meta device; return what matches.
+
+    untrained: weights on the meta device, in the place of those in `found`, and what they will be trained by.
+    """
+    given = stored.read_weights(found) if untrained is None else untrained[0]
+    fault, values = f"{OPTION}={found.path}", given.items() if untrained is None else ()
+    bad = [name for name, each in values if each.is_floating_point() and not each.isfinite().all()]
     if bad:
         why = f"{bad[0]} has values that are not finite{f', and {len(bad) - 1} more' if bad[1:] else ''}"
         raise ConfigError(f"{fault} cannot be used", why=why, todo="name an earlier checkpoint")
@@ -135,7 +164,8 @@ def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
             base = f"base {below}: {_load(model, below, config)}; adapters: "
         base += adapters.check_fit(model, found, config)
         only = lora.trained_names(model, given)
-    if _has_layout(config.model) and not given.keys() & model.state_dict().keys() and only is None:
+    names = given.keys() & model.state_dict().keys()
+    if _has_layout(config.model) and not names and only is None and untrained is None:
         return _load_layout(model, given, found, config)
     head = stored.head_of(model, getattr(load_model(config.model), "HEAD", None))
     new = head if config.weights.reset_head else ""
@@ -147,7 +177,7 @@ def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
         todo = "use weights of this model, or name what may differ in CONFIG_INITIAL_WEIGHTS_ALLOW"
         if head and all(name.startswith(f"{head}.") for name in matched.faults):
             todo = "CONFIG_RESET_HEAD=y starts with a new head"
-        elif trained := _trained_otherwise(found, config):
+        elif trained := _trained_otherwise(found, config, untrained and untrained[1]):
             todo = f"{trained}; {todo}"
         elif other := _of_another_package(found, config):
             todo = f"{other}; {todo}"
@@ -160,6 +190,8 @@ def _load(model: nn.Module, found: WeightFiles, config: Config) -> str:
 
 def _of_another_package(found: WeightFiles, config: Config) -> str:
     """Return which model takes the weights `found` by their names, if a config.json beside them tells."""
+    if not found.files:
+        return ""
     folder = found.path if found.path.is_dir() else found.path.parent
     try:
         with os_errors("read"):
@@ -175,16 +207,24 @@ def _of_another_package(found: WeightFiles, config: Config) -> str:
     return ""
 
 
-def _trained_otherwise(found: WeightFiles, config: Config) -> str:
-    """Return the model, or options of it, of the run whose weights are `found` where `config` has others."""
-    if found.checkpoint is None:
-        return ""
-    from lib.runs.index import objects_of  # a run without initial weights does not import it
+def _trained_otherwise(found: WeightFiles, config: Config, base: Config | None) -> str:
+    """Return the model, or options of it, of the run whose weights are `found` where `config` has others.
 
-    values = objects_of(RunDir(found.checkpoint[0].parent), "values")[0]["values"]
-    if (name := values.get("MODEL", config.model)) != config.model:
+    base: what a run that is to come will be trained by.
+    """
+    own: Mapping[str, Any] = {}
+    if base is not None:
+        name, own = base.model, base.model_options
+    elif found.checkpoint is None:
+        return ""
+    else:
+        from lib.runs.index import objects_of  # a run without initial weights does not import it
+
+        values = objects_of(RunDir(found.checkpoint[0].parent), "values")[0]["values"]
+        if (name := values.get("MODEL", config.model)) == config.model:
+            own = MODELS.own(name, values_from_json(values))
+    if name != config.model:
         return f"the run trained {name}"
-    own = MODELS.own(name, values_from_json(values))
     differ = {field: value for field, value in own.items() if value != config.model_options[field]}
     settings = [
         f"{symbol} is {json.dumps(differ[field])} there and {json.dumps(config.model_options[field])} here"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def open_to_train(
     """
     base = None
     if config.weights.initial_weights:
-        from train.base_run import base_of, train_base
+        from train.base_run import base_of, check_base, train_base
         from train.initial_weights import initial_weights
 
         base = base_of(config, root)
@@ -131,6 +132,7 @@ def open_to_train(
         data = open_training_data(config, root=root, log=log, refuse=refuse)
     if base is not None:  # it takes longest, and data that are there were not checked
         refuse(config, data)
+        check_base(base, config, data.dataset.spec, describe=partial(describe_training_data, root=root))
         train_base(base, root, log=log)
     check_start(config, data.dataset, root, log=log)
     return data

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lib.config import config_from_values
 from lib.errors import ConfigError, ToolkitError
 from lib.kconf import Resolved, load_written
 from lib.runs import weight_files
 from lib.runs.weight_files import find_weights, kept_run, shipped
 from tests.support.configs import ROOT
-from train.base_run import Base, train_base
+from train import base_run
+from train.base_run import Base, check_base, train_base
+from train.training_data import describe_training_data, open_to_train
 
 TINY = {
     "MODEL_GPT2": "y",
@@ -78,3 +83,40 @@ def test_another_configuration_has_another_folder(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(weight_files, "_loaded", longer)
     assert kept_run("defconfig:chat-tiny-base", root=ROOT) != first
+
+
+def test_weights_that_will_not_fit_are_refused_before_they_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Base("defconfig:tiny", resolved(), tmp_path / "run-tiny")
+    describe = partial(describe_training_data, root=ROOT)
+
+    def check(**changes: Any) -> None:
+        config = config_from_values(resolved(**changes).values)
+        check_base(base, config, describe(config, log=print).dataset.spec, describe=describe)
+
+    check()
+    check(ADAPT_LORA="y")
+    fault = "CONFIG_INITIAL_WEIGHTS=defconfig:tiny does not fit the model"
+    for changes, told in (
+        (
+            {"GPT2_WIDTH": "16"},
+            r"weight is .256, 8., .*GPT2_WIDTH is 8 there and 16 here",
+        ),
+        ({"GPT2_LAYERS": "2"}, r"missing.*GPT2_LAYERS is 1 there and 2 here"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{fault}: .*{told}"):
+            check(**changes)
+    assert not base.folder.exists()
+
+    def trained(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was trained")
+
+    monkeypatch.setattr(base_run, "base_of", lambda *_: base)
+    monkeypatch.setattr(base_run, "train_base", trained)
+    wide = config_from_values(resolved(GPT2_WIDTH="16").values)
+    wide = wide.replace(initial_weights=base.name)
+    with pytest.raises(ConfigError, match=fault):
+        open_to_train(wide, root=ROOT, log=print)
+    base.folder.mkdir()
+    check(GPT2_WIDTH="16")  # now its own weights are compared

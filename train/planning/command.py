@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -34,7 +35,7 @@ from lib.plan.types import STATIC_SHAPES, Hardware, Memory, Plan
 from lib.tiers import with_tier
 from lib.units import aligned, columns, flop_text, range_text
 from train.adapters import without_files
-from train.base_run import base_of
+from train.base_run import base_of, check_base
 from train.initial_weights import initial_weights
 from train.job import budget_of, warm_up_text
 from train.padding import format_padding
@@ -120,7 +121,9 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, pric
     data = describe_training_data(config, root=root, log=report)
     if not names and has_weights:
         check_start(config, data.dataset, root, log=report)
-    elif not names:
+    elif not names and base is not None:
+        describe = functools.partial(describe_training_data, root=root)
+        check_base(base, config, data.dataset.spec, describe=describe)
         report(f"Initial weights: {config.weights.initial_weights}, which make train trains first")
     if note := without_files(config):
         report(note)
