@@ -13,6 +13,7 @@ import argparse
 import json
 import keyword
 import re
+import shlex
 import sys
 from pathlib import Path
 from string import Template
@@ -20,6 +21,7 @@ from typing import Any
 
 from lib.errors import ConfigError, meant, os_error, run_main
 from lib.kconf.external import check_place, has_kconfig
+from lib.kconf.project import Project
 from lib.kconf.tree import display, load_own_tree, load_tree
 from lib.plugin_folders import external, shown
 from lib.plugins import DATASETS, MODELS, TASKS
@@ -45,8 +47,10 @@ def main() -> int:
     check(arguments.kind, name, task=arguments.task)
     for path in scaffold(arguments.kind, name, task=arguments.task):
         print(f"wrote {display(path)}")
-    make_model = f"make new-model NAME={name}_net TASK={name}" if arguments.kind == "task" else ""
-    print(f"next: {make_model or f'make defconfig-{name} && make train'}")
+    output = Project.of_environment(ROOT).output  # each O= keeps its own EXTERNAL=
+    make = "make" if output == Path() else f"make {shlex.quote(f'O={output}')}"
+    make_model = f"{make} new-model NAME={name}_net TASK={name}" if arguments.kind == "task" else ""
+    print(f"next: {make_model or f'{make} defconfig-{name} && {make} train'}")
     return 0
 
 

@@ -170,4 +170,7 @@ def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
         raise ConfigError(f"{name} is a {other}, not a {kind}", todo=_HOW_TO_ADD)
     close = close_names(name, [path.name for path in wanted])
     hint = f"did you mean {' or '.join(close)}?" if close else "make list-defconfigs shows what there is"
+    output = os.environ.get("KCONFIG_OUTPUT", ".")
+    if not close and output != "." and external() is None:
+        hint += f"; EXTERNAL=DIR is kept for each O=, and none for O={output}"
     raise ConfigError(f"there is no {kind} called '{name}'", todo=hint)

@@ -39,6 +39,13 @@ def test_it_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
     assert f"made with EXTERNAL={folder}, and EXTERNAL= is not given" in told
     assert not (out / ".external").exists()
     assert "tiny_net" not in make(out, "list-defconfigs")
+    told = make(out, "defconfig-tiny_net", status=2)
+    assert (
+        "called 'tiny_net'; make list-defconfigs shows what there is; EXTERNAL=DIR is kept for each O="
+        in told
+    )
+    written = make(out, f"EXTERNAL={folder}", "new-model", "NAME=net2", "TASK=classify")
+    assert f"next: make O={out} defconfig-net2 && make O={out} train" in written
 
 
 def test_its_names_are_completed(tmp_path: Path) -> None:
