@@ -28,8 +28,8 @@ from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
 from train.job import Budget, Job, budget_of, warm_up_of, warm_up_text
 from train.record import Record
-from train.tasks.base import Carries, Forward, make_task
-from train.training_data import TrainingData, built, image_operations
+from train.tasks.base import Carries, Forward, image_operations, make_task
+from train.training_data import TrainingData, built
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema

@@ -19,15 +19,15 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lib import atomic, kconf, units
 from lib.atomic import check_writable
-from lib.config import config_from_values
-from lib.data import ArrayPart, Dataset, ImageSpec, Part, TextClassSpec
+from lib.config import Config, config_from_values
+from lib.data import ArrayPart, Dataset, ImageSpec, Part, TextClassSpec, restrict
 from lib.data.types import Indices, TableClassSpec, TableLabelsSpec, TableSpec, TokenTagSpec, row_text
 from lib.errors import ConfigError, foremost
 from lib.nn.model_code import check_tokenizer
 from lib.plugins import DATASETS
 from lib.tiers import with_tier
 from train.record import log
-from train.training_data import open_configured
+from train.training_data import check_sizes, check_start, make_training_data, open_configured
 
 Show: TypeAlias = Callable[[Part, Indices], list[str]]
 
@@ -58,11 +58,21 @@ def data_check(requested: kconf.Resolved, *, root: Path, out: Path | None) -> in
     if isinstance(dataset.spec, ImageSpec):
         atomic.save(out, _contact_sheet(dataset, dataset.spec))
         log(f"Contact sheet, images as the model sees them before augmentation: {out}")
-        return 0
-    for name, rows in _chosen(dataset, each=1).items():
-        for line in show(dataset.train, rows * dataset.train.stride):
-            log(f"Sample{f' of {name}' if name else ''}: {line}")
+    else:
+        for name, rows in _chosen(dataset, each=1).items():
+            for line in show(dataset.train, rows * dataset.train.stride):
+                log(f"Sample{f' of {name}' if name else ''}: {line}")
+    _check_run(config, dataset, root)
     return 0
+
+
+def _check_run(config: Config, dataset: Dataset, root: Path) -> None:
+    """Raise ConfigError where a run would refuse the number of samples, or what they are for the model."""
+    dataset = restrict(dataset, limit=config.data_limit, holdout=config.holdout)
+    check_sizes(config, dataset.train.size)
+    make_training_data(config, dataset)
+    if not config.weights.initial_weights:
+        check_start(config, dataset, root, log=log)
 
 
 def _lines(dataset: Dataset, part: Part, places: Indices) -> list[str]:

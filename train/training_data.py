@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from lib.config import Config
 from lib.data import DataLocation, Dataset, describe_dataset, open_dataset, restrict
-from lib.data.augment import Operation
 from lib.data.cache import checked_before
 from lib.data.types import Spec, TokensSpec
-from lib.errors import ConfigError, PlanError
+from lib.errors import ConfigError, DataError, PlanError, raise_faults
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
 from lib.nn.dropout import key_stock_dropouts
@@ -30,6 +30,7 @@ from train.tasks.base import (
     Prepared,
     check_figures,
     check_options,
+    image_operations,
     load_task,
     make_task,
     preparation_of,
@@ -87,7 +88,8 @@ def _metadata(config: Config, *, root: Path) -> Dataset | None:
     """Return the data set by its metadata, limited by DATA_LIMIT and HOLDOUT; None if contents are needed."""
     data_dir = _data_dir(config, root=root, log=lambda _: None, fetch=False)
     place = place_of(config, root=root, data_dir=data_dir, log=lambda _: None)
-    dataset = describe_dataset(place, config.data_options)
+    with _with_size_faults(config):
+        dataset = describe_dataset(place, config.data_options)
     if dataset is None:
         return None
     return restrict(dataset, limit=config.data_limit, holdout=config.holdout, opened=False)
@@ -200,7 +202,22 @@ def open_training_data(
 def open_configured(config: Config, *, root: Path, log: Callable[[str], None]) -> Dataset:
     """Open the whole configured data set. Raises ConfigError if it cannot be used."""
     place = place_of(config, root=root, data_dir=_data_dir(config, root=root, log=log), log=log)
-    return open_dataset(place, config.data_options)
+    with _with_size_faults(config):
+        return open_dataset(place, config.data_options)
+
+
+@contextmanager
+def _with_size_faults(config: Config) -> Iterator[None]:
+    """Report with faults of the data what will be wrong with their number: it would be the next error."""
+    try:
+        yield
+    except DataError as error:
+        if error.train_size is not None:
+            try:
+                check_sizes(config, error.train_size)
+            except ConfigError as other:
+                raise_faults(error.what, [*(error.faults or (error.why,)), str(other)], todo=error.todo)
+        raise
 
 
 def with_prepared(config: Config, data: TrainingData, prepared: Prepared) -> TrainingData:
@@ -338,22 +355,6 @@ def check_task(config: Config, dataset: Dataset) -> None:
         make_task(config, spec)
     check_figures(config, dataset)
     image_operations(config, spec)
-
-
-def image_operations(config: Config, spec: Spec) -> list[Operation]:
-    """Return the further augmentations of images. Raises ConfigError where data or task forbid one."""
-    if not any(dataclasses.astuple(config.augmentation)):
-        return []
-    from lib.data.image_augment import operations  # few runs have any
-
-    found = operations(config.augmentation, spec)
-    if found[-1].name == "mix" and "MIXES" not in vars(load_task(config)):
-        raise ConfigError(
-            f"mixup and cutmix are not for the task {config.task} of {config.model}",
-            why=f"train/tasks/{config.task}/task.py does not define MIXES: it trains on one label per sample",
-            todo="set CONFIG_AUGMENT_MIXUP_ALPHA and CONFIG_AUGMENT_CUTMIX_ALPHA to 0",
-        )
-    return found
 
 
 def checked(model: nn.Module, config: Config, spec: Spec) -> nn.Module:

@@ -17,8 +17,9 @@ from tests.support.configs import ROOT
 from train.data_check import data_check
 
 pytestmark = pytest.mark.slow  # each resolves a configuration
-FOLDER = {"DATASET_IMAGE_FOLDER": "y", "IMAGE_SIZE": "16"}
-JSONL = {"DATASET_JSONL": "y", "TOKENIZER_BYTE": "y", "BLOCK_SIZE": "16"}
+SMALL = {"TARGET_EFFECTIVE_BATCH": "8"}
+FOLDER = {"DATASET_IMAGE_FOLDER": "y", "IMAGE_SIZE": "16", "NORM_BATCH": "8", **SMALL}
+JSONL = {"DATASET_JSONL": "y", "TOKENIZER_BYTE": "y", "BLOCK_SIZE": "16", **SMALL}
 
 
 def check(root: Path, capsys: pytest.CaptureFixture[str], name: str, options: dict[str, str]) -> list[str]:
@@ -91,7 +92,7 @@ def test_windows_of_a_text_and_rows_of_a_table(tmp_path: Path, capsys: pytest.Ca
     assert int(within.rpartition(" ")[2]) > 100 and sum(line.startswith("Sample: '") for line in lines) == 5
     rows = "\n".join(f"{row},{row % 2},{row % 3 // 2}" for row in range(40))
     (tmp_path / "table.csv").write_text(f"size,small,odd\n{rows}")
-    table = {"DATASET_TABULAR": "y", "TABULAR_TARGETS": "small,odd", "TABULAR_TARGET_LABELS": "y"}
+    table = {"DATASET_TABULAR": "y", "TABULAR_TARGETS": "small,odd", "TABULAR_TARGET_LABELS": "y", **SMALL}
     lines = check(tmp_path, capsys, "tabular-regression", table | {"DATA_DIR": str(tmp_path)})
     assert any(re.match(r"small +\d+ +\d+\.\d%", line) for line in lines)
     assert sum(line.startswith("Sample: size ") for line in lines) == 5
@@ -112,6 +113,13 @@ def test_all_faults_are_listed_and_nothing_is_drawn(photos: Path) -> None:
     runner.configure("resnet18", options | {"CONFIG_DATA_DIR": str(photos), "CONFIG_ON_BAD_SAMPLE_SKIP": "y"})
     output = runner.run("data-check", "--out", str(sheet))
     assert output.count("Skipped: ") == 2 and "Samples: 12 for training" in output and sheet.exists()
+    for number in range(30):
+        (photos / "train" / "a" / f"bad{number}.png").write_bytes(b"no image")
+    output = runner.run("data-check", "--out", str(sheet))
+    assert output.count("Skipped: ") == 21 and "Skipped: ... and 12 more files" in output
+    output = runner.run("train")
+    assert output.count("Skipped: ") == 21 and "... and 12 more files, all of which data.json names" in output
+    assert len(json.loads((runner.newest().path / "data.json").read_text())["skipped"]) == 32
 
 
 @pytest.mark.parametrize("out", ["sheet.jpg", "file.png/sheet.png"])
@@ -121,3 +129,49 @@ def test_a_sheet_that_cannot_be_written_is_told_first(out: str, tmp_path: Path) 
     with pytest.raises(ConfigError, match=f"OUT=.*{out}"):
         data_check(resolved, root=tmp_path, out=tmp_path / out)
     assert [file.name for file in tmp_path.iterdir()] == ["file.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("lenet5", {"TARGET_EFFECTIVE_BATCH": "70000"}, "an effective batch of 70000 cannot be planned"),
+        (
+            "vit-tiny-scenes",
+            {"VIT_WIDTH": "30"},
+            "VIT_WIDTH=30 is not a multiple of CONFIG_VIT_HEADS=4",
+        ),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_after_the_data_are_shown(
+    name: str, changes: dict[str, str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check(tmp_path, capsys, name, changes)
+    assert "Samples: " in capsys.readouterr().out
+
+
+def test_images_without_a_class_and_too_large_a_batch_are_reported_at_once(photos: Path) -> None:
+    flat = photos.parent / "flat"
+    flat.mkdir()
+    for number, file in enumerate(sorted(photos.rglob("*.png"))):
+        file.rename(flat / f"{number}.png")
+    options = {"DATASET_IMAGE_FOLDER": "y", "IMAGE_SIZE": "16", "DATA_DIR": str(flat)}
+    runner = Runner(photos.parent)
+    runner.configure("resnet18", {f"CONFIG_{name}": value for name, value in options.items()})
+    for command in ("data-check", "plan", "train"):
+        output = runner.run(command, status=2)
+        assert (
+            f"error: {flat} has 17 images without a class: it has neither folders nor labels.csv, " in output
+        )
+        assert (
+            f"write {flat}/labels.csv: name,label in its first line, then lines such as 0.png,LABEL" in output
+        )
+        size = int(re.findall(r"an effective batch of 512 .* only (\d+) training samples", output)[0])
+    rows = [f"{number}.png,{'1b'[number % 2]}" for number in range(17)]
+    (flat / "labels.csv").write_text("\n".join(["name,label", *rows]))
+    assert f"only {size} training samples" in runner.run("data-check", status=2)
+    small = FOLDER | {"DATA_DIR": str(flat)}
+    runner.configure("resnet18", {f"CONFIG_{name}": value for name, value in small.items()})
+    output = runner.run("data-check")
+    assert f"Samples: {size} for training" in output
+    assert "; NOTE: numbers (1) and texts (b) are classes side by side" in output

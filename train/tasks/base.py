@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lib.config import Config
+from lib.data.augment import Operation
 from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Dataset, Part, Spec
 from lib.devices.base import Backend, send
@@ -196,6 +197,22 @@ def load_task(config: Config) -> TaskModule:
     """Load the configured task. Raises ConfigError if it or the model's file is invalid."""
     load_model(config.model)
     return cast(TaskModule, TASKS.load(config.task))
+
+
+def image_operations(config: Config, spec: Spec) -> list[Operation]:
+    """Return the further augmentations of images. Raises ConfigError where data or task forbid one."""
+    if not any(astuple(config.augmentation)):
+        return []
+    from lib.data.image_augment import operations  # few runs have any
+
+    found = operations(config.augmentation, spec)
+    if found[-1].name == "mix" and "MIXES" not in vars(load_task(config)):
+        raise ConfigError(
+            f"mixup and cutmix are not for the task {config.task} of {config.model}",
+            why=f"train/tasks/{config.task}/task.py does not define MIXES: it trains on one label per sample",
+            todo="set CONFIG_AUGMENT_MIXUP_ALPHA and CONFIG_AUGMENT_CUTMIX_ALPHA to 0",
+        )
+    return found
 
 
 def make_task(config: Config, spec: Spec, *, prepared: Any = None, train: Part | None = None) -> Task:
