@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lib import kconf
+from lib import atomic, kconf
 from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec
 from lib.data.sampler import with_lengths
@@ -264,6 +264,8 @@ def main() -> int:
     if options.peers:
         from scripts.bench.peers import compare_all
 
+        if options.out:  # before a quarter of an hour
+            atomic.check_writable(options.out, "OUT", log=print)
         timing = ["--rounds", str(options.rounds), "--seconds", str(options.seconds)]
         return compare_all([*timing, *["--cpu-time"] * options.cpu_time], out=options.out)
     resolved, requested = configured()
