@@ -48,7 +48,7 @@ from train.job import (
 )
 from train.record import AsyncCheckpointer
 from train.signals import Agreement, Stopped, StopRequest
-from train.tasks.base import Sums, Totals
+from train.tasks.base import Sums, Totals, check_sums
 
 _RENAMED = {"owes_evaluation": "evaluation_pending"}  # fields of Progress in older checkpoints
 
@@ -193,6 +193,7 @@ def accumulate_gradients(job: Job, progress: Progress) -> Generator[Sums, None, 
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision), job.keeping:
                 sums = job.task.training(job.forward, batch)
+            check_sums(sums, job.config)
             backend.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)), last=last)
         if not last:  # the update belongs to the last one's graph
             backend.mark_step()

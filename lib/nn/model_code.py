@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, cast
@@ -23,6 +23,7 @@ from lib.errors import ConfigError, ToolkitError
 from lib.kconf.values import Value
 
 _IMPORT = re.compile(r"^\s*from models\.(\w+)\.", re.MULTILINE)
+_MISTAKES = AttributeError, NameError, SyntaxError, ImportError  # in code, whatever it is given
 MAX_CHARACTERS = 400  # of a model's exception in messages; those of compilers fill pages
 
 
@@ -94,7 +95,7 @@ def load_model(name: str) -> ModelModule:
 class ModelCode(AbstractContextManager[None]):
     """Context that turns exceptions from models/`name` into one line with the model's file and line.
 
-    error:  class of the resulting error.
+    error:  class of the resulting error, but for mistakes in the code itself.
     torchs: also convert RuntimeError and ValueError from elsewhere, such as from a backward pass, and all
             exceptions of packages.
     """
@@ -115,7 +116,10 @@ class ModelCode(AbstractContextManager[None]):
         if place:
             text = error.msg if isinstance(error, SyntaxError) else str(error)
             reason = " ".join(text.split())[:MAX_CHARACTERS]
-            raise self.error(f"{place}: {type(error).__name__}{reason and ': '}{reason}") from error
+            if isinstance(error, AttributeError) and is_dataclass(error.obj):  # of the data, or a batch
+                reason += f"; it has {', '.join(field.name for field in fields(error.obj))}"
+            what = f"{place}: {type(error).__name__}{reason and ': '}{reason}"
+            raise (ConfigError if isinstance(error, _MISTAKES) else self.error)(what) from error
 
 
 def _is_raised_outside(trace: TracebackType | None) -> bool:
@@ -129,13 +133,16 @@ def _is_raised_outside(trace: TracebackType | None) -> bool:
 def place_in_models(error: Exception, *, root: Path) -> str:
     """Return file and line of `error` or of the call that led to it, below `root`/models or in EXTERNAL=.
 
-    "" if there is none.
+    Also of a task, where it is no error of torch's that a model may have led to. "" if there is none.
     """
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    folders = [root / "models"]
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
+    if isinstance(error, _MISTAKES):
+        folders += [path for path in (root / "train" / "tasks").iterdir() if path.is_dir()]
     for filename, line in reversed(frames):
-        if Path(filename).is_relative_to(root / "models"):
+        if any(Path(filename).is_relative_to(folder) for folder in folders):
             return f"{Path(filename).relative_to(root)}:{line}"
         if (base := plugin_folders.external()) and Path(filename).is_relative_to(base):
             return f"{filename}:{line}"

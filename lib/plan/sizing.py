@@ -320,15 +320,17 @@ def _split_target(
     split, why = _attempt(context, target, split_share, impossible=impossible)
     if split is not None:
         return split
-    size = context.facts.train_size
+    size, least = context.facts.train_size or LARGEST_TARGET, context.norm_batch * context.replicas
     targets = nearest_targets(
         target,
         works=lambda other: _attempt(context, other, split_share, impossible="")[0] is not None,
         step=context.unit * (context.replicas if context.even else 1),
-        largest=LARGEST_TARGET if size is None else size,
+        largest=size,
     )
     todo = "set the nearest that can, CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, targets))
-    if not targets:
+    if size < least:
+        todo = f"with {size} samples set CONFIG_NORM_BATCH={max(1, min(target, size // context.replicas))}"
+    elif not targets:
         todo = "no effective batch can be: use fewer devices, smaller batches or more training samples"
     raise PlanError(f"an effective batch of {target} cannot be planned", why=why, todo=todo)
 

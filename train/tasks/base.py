@@ -17,7 +17,7 @@ from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Dataset, Part, Spec
 from lib.devices.base import Backend, send
 from lib.errors import ConfigError, meant
-from lib.nn.model_code import load_model
+from lib.nn.model_code import ModelCode, load_model
 from lib.plan.types import WITHOUT_DOUBLE, Branch, Plan
 from lib.plugins import MODELS, TASKS
 
@@ -196,7 +196,8 @@ class TaskModule(Protocol):
 def load_task(config: Config) -> TaskModule:
     """Load the configured task. Raises ConfigError if it or the model's file is invalid."""
     load_model(config.model)
-    return cast(TaskModule, TASKS.load(config.task))
+    with ModelCode(config.model):
+        return cast(TaskModule, TASKS.load(config.task))
 
 
 def image_operations(config: Config, spec: Spec) -> list[Operation]:
@@ -361,11 +362,32 @@ def refuse_label_smoothing(config: Config, predicts: str, *, weights: bool = Fal
     raise ConfigError(f"{given} for labels", why=f"{config.model} predicts {predicts}", todo=todo)
 
 
-def no_logits(returned: Any, before: tuple[int, ...], classes: int) -> str:
-    """Return the fault if `returned` is no floating-point (*before, >= classes) tensor, else ""."""
+def no_logits(returned: Any, before: tuple[int, ...], classes: int, *, padded: bool = False) -> str:
+    """Return the fault if `returned` is no floating-point (*before, classes) tensor, else "".
+
+    padded: there may be more classes, which nothing is.
+    """
     shaped = (
         isinstance(returned, Tensor) and returned.is_floating_point() and returned.dim() == len(before) + 1
     )
-    if shaped and tuple(returned.shape[:-1]) == before and returned.shape[-1] >= classes:
-        return ""
+    if shaped and tuple(returned.shape[:-1]) == before:
+        found = returned.shape[-1]
+        if found == classes or (padded and found > classes):
+            return ""
     return f"not logits {(*before, classes)}"
+
+
+def check_sums(sums: Any, config: Config) -> None:
+    """Raise ConfigError unless `sums` of a micro-batch are what a task returns in training."""
+    place = f"{TASKS.place(config.task)}/task.py"
+    if not isinstance(sums, Sums):
+        kind = "Tensor" if isinstance(sums, Tensor) else type(sums).__name__
+        returned = f"{place}: training returns {kind}, not Sums"
+        raise ConfigError(returned, todo="return Sums(loss, count, metrics)")
+    if not isinstance(sums.loss, Tensor) or sums.loss.dim():
+        shape = tuple(sums.loss.shape) if isinstance(sums.loss, Tensor) else type(sums.loss).__name__
+        raise ConfigError(f"{place}: the loss is {shape}, not a sum", todo="sum it over the samples")
+    if not sums.loss.requires_grad:
+        raise ConfigError(
+            f"{place}: the loss has no gradient", why="it was detached, or does not depend on the outputs"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from lib.config import Config
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
-from lib.nn.model_code import ModelCode, build_model
+from lib.nn.model_code import ModelCode, build_model, place_in_models
 from lib.plan.types import Plan
 from lib.plugins import TASKS
 from scripts.scaffold import TEMPLATES, fill
@@ -108,6 +109,8 @@ def planned(config: Config) -> Plan:
         (FORWARD, "", r"forward returns NoneType, not logits \(2, 10\)"),
         (FORWARD, FORWARD[:-1] + ", 1\n", r"forward returns tuple, not logits \(2, 10\)"),
         (FORWARD, FORWARD[:-1] + "[:, :9]\n", r"forward returns \(2, 9\), not logits \(2, 10\)"),
+        (LINEAR, LINEAR.replace("spec.classes)", "spec.classes + 1)"), r"returns \(2, 11\), not logits"),
+        (LINEAR, LINEAR.replace("spec.classes", "spec.outputs"), "no attribute 'outputs'; it has name, chan"),
         (FORWARD, FORWARD[:-1] + ".argmax(1)\n", r"forward returns \(2,\), not logits"),
         (FORWARD, FORWARD[:-1] + ".detach()\n", "what forward returns depends on no weight: there is no"),
         (FORWARD, "        y = logits_NK.exp()\n        z = y * y\n        y += 1\n        return z\n",
@@ -127,6 +130,21 @@ def test_what_the_toolkit_itself_does_wrong_keeps_its_traceback(write: Write) ->
         build_model("net", config.model_options, None, seed="one")  # type: ignore[arg-type]
     with pytest.raises(KeyError), ModelCode("net"):
         {}["no frame of a model is here"]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("return undefined", ":2"), ("return (", ":2"), ("raise RuntimeError", "")],  # which a model may lead to
+)
+def test_a_mistake_in_a_task_has_its_line(text: str, place: str, tmp_path: Path) -> None:
+    file = tmp_path / "train" / "tasks" / "mine" / "task.py"
+    file.parent.mkdir(parents=True)
+    (tmp_path / "models").mkdir()
+    file.write_text(f"def training():\n    {text}\ntraining()\n")
+    with pytest.raises((NameError, SyntaxError, RuntimeError)) as raised:
+        runpy.run_path(str(file))
+    found = place_in_models(raised.value, root=tmp_path)
+    assert found == (f"train/tasks/mine/task.py{place}" if place else "")
 
 
 def test_memory_that_runs_out_is_no_fault_of_the_model(write: Write) -> None:

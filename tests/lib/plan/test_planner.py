@@ -251,7 +251,10 @@ def test_micro_batches_of_all_ranks_add_up(compiled: bool) -> None:
 def test_a_target_above_the_training_set_is_refused_with_the_largest() -> None:
     text = refusal("resnet18", "cpu-8g", target_effective_batch=512, facts={"train_size": 500})
     assert "only 500 training samples" in text and text.endswith("CONFIG_TARGET_EFFECTIVE_BATCH=480")
-    assert "no effective batch can be" in refusal("resnet18", "cpu-8g", facts={"train_size": 31})
+    few = refusal("resnet18", "cpu-8g", target_effective_batch=8, facts={"train_size": 31})
+    assert few.endswith("with 31 samples set CONFIG_NORM_BATCH=8")
+    facts = {"train_size": 31}
+    assert planned("resnet18", "cpu-8g", target_effective_batch=8, norm_batch=8, facts=facts).norm_batch == 8
     assert planned("lenet5", "cpu-8g", facts={"train_size": 512}).effective_batch == 512
     assert "only 511 training samples" in refusal("lenet5", "cpu-8g", facts={"train_size": 511})
 

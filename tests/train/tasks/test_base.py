@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from lib.devices.base import Backend
-from train.tasks.base import Sums, Totals
+from lib.errors import ConfigError
+from lib.plan.fitting import plan_of
+from tests.support.training import CPU, CPU_TRIAL, random_data, small_config, small_job, small_plan, trained
+from train.planning.memory_estimate import trace_memory
+from train.tasks.base import Sums, Totals, no_logits
 
 
 def test_means_are_over_samples_whatever_the_sizes() -> None:
@@ -49,3 +53,34 @@ def test_what_a_backward_pass_would_need_is_let_go() -> None:
     assert kept() is not None, "the graph holds it"
     del loss
     assert kept() is None
+
+
+@pytest.mark.parametrize(
+    ("sums", "fault"),
+    [
+        (lambda loss_N: loss_N.sum(), "training returns Tensor, not Sums; return"),
+        (lambda loss_N: Sums(loss_N, 3, {}), r"the loss is \(\d+,\), not a sum; sum it over the samples"),
+        (lambda _: Sums(1.5, 3, {}), "the loss is float, not a sum"),  # type: ignore[arg-type]
+        (lambda loss_N: Sums(loss_N.sum().detach(), 3, {}), "the loss has no gradient: it was detached"),
+    ],
+)
+def test_what_a_task_should_not_return_is_one_line(sums: Any, fault: str, monkeypatch: Any) -> None:
+    """Before a run exists, by the trace, and in a run whose batch was given."""
+
+    def training(_: Any, forward: Any, batch: Any) -> Any:
+        return sums(forward(batch.inputs).float().square().sum(dim=1))
+
+    config = small_config("lenet5")
+    data = random_data(config, shape=(1, 28, 28), train_size=16)
+    job = small_job(config, small_plan(8), data)
+    monkeypatch.setattr(type(job.task), "training", training)
+    with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {fault}"):
+        trained(job)
+    with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {fault}"):
+        trace_memory(config, plan_of(CPU_TRIAL), data, hardware=CPU)
+
+
+def test_only_a_padded_vocabulary_has_more_classes_than_labels() -> None:
+    assert no_logits(torch.zeros(2, 11), (2,), 10) == "not logits (2, 10)"
+    assert not no_logits(torch.zeros(2, 11), (2,), 10, padded=True)
+    assert no_logits(torch.zeros(2, 9), (2,), 10, padded=True) == "not logits (2, 10)"

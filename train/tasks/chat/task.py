@@ -45,7 +45,7 @@ def figures(_: Options, __: Spec) -> Figures:
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:
     """Return the fault if a model did not return logits, else ""."""
     assert isinstance(spec, ChatSpec)
-    return no_logits(returned, (rows, spec.block_size), spec.vocab_size)
+    return no_logits(returned, (rows, spec.block_size), spec.vocab_size, padded=True)
 
 
 def naive_loss(spec: Spec) -> float:

@@ -54,7 +54,7 @@ def fault(returned: Any, spec: Spec, *, rows: int) -> str:
     """Return the fault if a model did not return logits, else ""."""
     if not isinstance(spec, TextSpec):
         return classify.fault(returned, spec, rows=rows)
-    return no_logits(returned, (rows, *spec.input_shape), spec.vocab_size)
+    return no_logits(returned, (rows, *spec.input_shape), spec.vocab_size, padded=True)
 
 
 def postprocess(outputs: Tensor, spec: Spec) -> Tensor:

@@ -72,7 +72,7 @@ def fault(returned: Any, spec: Spec, *, rows: int) -> str:
     missing = [name for name in _THOUGHT_FIELDS if not isinstance(getattr(returned, name, None), Tensor)]
     if missing:
         return f"which has no {', '.join(missing)}"
-    return no_logits(returned.logits, (rows, *spec.input_shape), spec.vocab_size)
+    return no_logits(returned.logits, (rows, *spec.input_shape), spec.vocab_size, padded=True)
 
 
 def naive_loss(spec: Spec) -> float:
