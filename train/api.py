@@ -191,7 +191,15 @@ def _run(configuration: Configuration, *arguments: str, on_line: Callable[[str],
         file.write(configuration.text)
         file.flush()
         command = ["env", "-u", "KCONFIG_MAKE_VARIABLES", "-u", "PYTHONSAFEPATH"]
-        command += [f"KCONFIG_CONFIG={file.name}", sys.executable, "-u", "-m", "train", *arguments]
+        command += [
+            f"ANNEAL_CALLER={Path.cwd()}",
+            f"KCONFIG_CONFIG={file.name}",
+            sys.executable,
+            "-u",
+            "-m",
+            "train",
+            *arguments,
+        ]
         with subprocess.Popen(
             command,
             cwd=ROOT,

@@ -72,3 +72,13 @@ def test_every_command_is_one_that_make_takes(folder: str, tmp_path: Path) -> No
         "RUN={}".format(str(runs / NAME).replace("$", "$$")),
     ]
     assert strange("make plot O=x") == ["plot"] and strange("make runs BEST=1") == ["BEST"]
+
+
+def test_a_program_elsewhere_is_given_commands_for_the_tree(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ANNEAL_CALLER", str(tmp_path))
+    given = [*commands(images()), resume_command(ROOT / "runs" / NAME)]
+    assert all(command.startswith(f"make -C {ROOT} ") for command in given)
+    monkeypatch.setenv("ANNEAL_CALLER", str(ROOT))
+    assert commands(images())[0] == "make report"
