@@ -123,9 +123,9 @@ class _Accumulated:
 
 
 class _MicroBatches:
-    """The micro-batches of traced steps: run by the training loop once, and then repeated as events.
+    """The micro-batches of traced steps: the training loop runs the first, and its events are repeated.
 
-    They run in each step where they leave anything behind but gradients and sums, such as a carry.
+    Each is run where they leave anything behind but gradients and sums, such as a carry.
     """
 
     def __init__(self, job: Job, live: LiveBytes) -> None:
