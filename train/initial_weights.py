@@ -73,6 +73,23 @@ def check_weights(config: Config, spec: Spec, root: Path, *, log: Callable[[str]
         log(f"Initial weights: {found}: {_load(model, found, config)}")
 
 
+def check_tokens(config: Config, dataset: Dataset, root: Path) -> None:
+    """Raise ConfigError where the weights are of a run whose tokens stand for other texts than the data's."""
+    found, own = initial_weights(config, root), dataset.tokenizer
+    if found is None or found.checkpoint is None or own is None:
+        return
+    from lib.runs.index import objects_of  # a run without initial weights does not import it
+
+    theirs = objects_of(RunDir(found.checkpoint[0].parent), "preprocess")[0]["preprocess"].get("tokenizer")
+    by_folder = own.name == "huggingface" and theirs is not None and theirs["name"] == own.name
+    if theirs and not by_folder and theirs != own.to_json():  # a folder may have moved
+        raise ConfigError(
+            f"{OPTION}={found.path} has weights for other tokens than the data",
+            why=f"its run has a tokenizer {theirs['name']}, the data {own.name} with other tokens",
+            todo="use data in its tokens, or weights by make export FORMAT=safetensors, which have none",
+        )
+
+
 def check_untrained(name: str, base: Config, base_spec: Spec, config: Config, spec: Spec) -> None:
     """Check that weights that are to be trained for `config` will fit its model, by names and shapes.
 

@@ -143,9 +143,10 @@ def open_to_train(
 def check_start(config: Config, dataset: Dataset, root: Path, *, log: Callable[[str], None]) -> None:
     """Raise ConfigError where the weights that training starts from, if any, do not fit model or data."""
     if config.weights.initial_weights:
-        from train.initial_weights import check_weights
+        from train.initial_weights import check_tokens, check_weights
 
         check_weights(config, dataset.spec, root, log=log)
+        check_tokens(config, dataset, root)
     elif config.model_options.get("dir"):
         from train.initial_weights import check_head
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import torch
 
 from lib import kconf
 from lib.config import Config, config_from_values
+from lib.data.tokenizers import ByteTokenizer, CharTokenizer
 from lib.errors import ConfigError, ToolkitError
-from lib.runs.weight_files import find_weights
+from lib.runs.weight_files import WeightFiles, find_weights
 from models.gpt2 import huggingface
 from tests.support.stored_weights import (
     a_run,
@@ -27,9 +30,9 @@ from tests.support.stored_weights import (
     shards,
     state,
 )
-from tests.support.tokens import small_lm_config, text_spec
+from tests.support.tokens import small_lm_config, text_data, text_spec
 from tests.support.training import largest_difference, random_data, small_config
-from train import commands
+from train import commands, initial_weights
 from train.initial_weights import check_weights, load_weights
 from train.planning.run_plan import RunRequest
 from train.training_data import built
@@ -250,6 +253,25 @@ def test_options_out_of_range_or_of_no_use_are_refused(options: dict[str, str], 
 
 
 # The layout of Hugging Face transformers
+
+
+def test_weights_for_other_tokens_of_the_same_number_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = WeightFiles(path=tmp_path, checkpoint=(tmp_path / "ckpt", 1))
+    monkeypatch.setattr(initial_weights, "initial_weights", lambda *_: found)
+    config = small_lm_config()
+    own = dataclasses.replace(text_data(config).dataset, tokenizer=CharTokenizer("abc"))
+    check = partial(initial_weights.check_tokens, config, own, tmp_path)
+    check()  # a run of an older version does not say
+    (tmp_path / "preprocess.json").write_text(json.dumps({"tokenizer": CharTokenizer("abc").to_json()}))
+    check()
+    for tokenizer in (CharTokenizer("abd"), ByteTokenizer()):
+        (tmp_path / "preprocess.json").write_text(json.dumps({"tokenizer": tokenizer.to_json()}))
+        with pytest.raises(
+            ConfigError, match=f"its run has a tokenizer {tokenizer.name}, the data char with"
+        ):
+            check()
 
 
 def test_weights_of_another_gpt2_are_refused_with_the_file(tmp_path: Path) -> None:
