@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation, naming_note
-from lib.data.datasets.tabular.table_files import MISSING, Table, read_table
+from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.sampler import held_out_by_hash
 from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
 from lib.errors import ConfigError, DataError, meant, raise_faults
@@ -175,12 +175,14 @@ def _complete(
 def _column(options: Options, table: Table, rows: npt.NDArray[np.int64], name: str) -> Column:
     """Return what the training rows tell of an input column.
 
-    Raises DataError for too many categories, and for a few texts among numbers, unless they are categories by
-    name: they would make a category of each number.
+    Raises DataError for too many categories, and, unless they are categories by name, for numbers with a
+    comma and for a few texts among numbers: they would make a category of each number.
     """
     is_named = name in _names(options.categories)
     if not is_named and (values := table.numbers(name)) is not None:
         return Column.of_numbers(name, values[rows])
+    if not is_named:
+        table.check_commas(name, instead=", or name the column in CONFIG_TABULAR_CATEGORIES")
     strays = [] if is_named else _no_numbers(table, name)
     if strays and 2 * len(strays) < len(table):
         raise DataError(
@@ -205,13 +207,7 @@ def _texts(table: Table, rows: npt.NDArray[np.int64], name: str) -> tuple[str, .
 
 def _no_numbers(table: Table, name: str) -> list[str]:
     """Return the texts of a column that are no numbers, with their places."""
-    found = []
-    for row, text in enumerate(table.columns[name]):
-        try:
-            float("nan" if text in MISSING else text)
-        except ValueError:
-            found.append(f"{text!r} in {table.row(row)}")
-    return found
+    return [f"{text!r} in {table.row(row)}" for row, text in table.no_numbers(name).items()]
 
 
 def encoded(columns: Sequence[Column], table: Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -232,9 +228,11 @@ def _normalised(column: Column, table: Table, rows: npt.NDArray[np.int64]) -> np
     """Return a column of numbers (N, 1), 0 where one is missing. Raises DataError for a text."""
     values = table.numbers(column.name)
     if values is None:
+        table.check_commas(column.name)
         raise DataError(
             f"{table.file}: column {column.name!r} is no column of numbers",
             why=f"it has {_no_numbers(table, column.name)[0]}",
+            todo="mend it, or leave the field empty if the value is missing",
         )
     return column.normalised(values[rows])[:, None]
 
@@ -281,6 +279,7 @@ def _targets(
         for name in schema.targets:
             values = tables[0].numbers(name)
             if values is None:
+                tables[0].check_commas(name)
                 raise DataError(
                     f"{tables[0].file}: column {name!r} is predicted and no column of numbers",
                     why=f"it has {_no_numbers(tables[0], name)[0]}",

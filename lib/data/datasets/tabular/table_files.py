@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,10 @@ _SEPARATORS = ",;\t"
 _SHOWN = 3  # of many faults
 _CHUNK = 10_000  # rows that are read at a time
 _TEXT = np.dtypes.StringDType()  # 16 bytes for a text of up to 15; a str has 49 more than its text
+
+# Commas are decimal in 36,4 and 1.234,5, and separate thousands in 1,234.5 and 1,234,567; 1,234 may be both.
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}([. '\u2019\u00a0\u202f]\d{3})+),\d+([eE][+-]?\d+)?")
+_THOUSANDS_COMMA = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 Texts: TypeAlias = Sequence[str]  # a list, or an array of _TEXT
 
@@ -59,9 +64,48 @@ class Table:
             raise DataError(f"{self.file}: column {name!r} is infinite in {self.row(int(infinite[0]))}")
         return values
 
+    def no_numbers(self, name: str) -> dict[int, str]:
+        """Return the texts of a column that are no numbers, by row."""
+        found = {}
+        for row, text in enumerate(self.columns[name]):
+            try:
+                float("nan" if text in MISSING else text)
+            except ValueError:
+                found[row] = text
+        return found
+
+    def check_commas(self, name: str, *, instead: str = "") -> None:
+        """Raise DataError for a column of numbers some of which have a comma: decimal, or before thousands.
+
+        It is one of numbers if most of its values are such numbers, or plain ones. instead: another remedy.
+        """
+        texts = self.no_numbers(name)
+        written = {row: number for row, text in texts.items() if (number := _without_comma(text))}
+        given = len(self) - int(self.missing(name).sum())
+        if not written or 2 * (given - len(texts) + len(written)) <= given:
+            return
+        rule = "with a decimal point and nothing between thousands"
+        row = next((row for row, numbers in written.items() if len(numbers) == 1), next(iter(written)))
+        raise DataError(
+            f"{self.file}: column {name!r} has numbers with a comma, {len(written)} of {given} values",
+            why=f"such as {texts[row]!r} in {self.row(row)}",
+            todo=f"write {' or '.join(written[row])} {rule}{instead}",
+        )
+
     def missing(self, name: str) -> npt.NDArray[np.bool_]:
         """Return where a column has no value (N,)."""
         return np.fromiter((text in MISSING for text in self.columns[name]), np.bool_, len(self))
+
+
+def _without_comma(text: str) -> list[str]:
+    """Return the numbers that a text with a comma may mean, with a decimal point; none for other texts."""
+    found = []
+    if _DECIMAL_COMMA.fullmatch(text):
+        whole, _, fraction = text.partition(",")
+        found.append(f"{re.sub(r'[^-+0-9]', '', whole)}.{fraction}")
+    if _THOUSANDS_COMMA.fullmatch(text):
+        found.append(text.replace(",", ""))
+    return found
 
 
 def read_table(file: Path, content: bytes | None = None) -> Table:

@@ -204,7 +204,7 @@ def test_what_is_wrong_is_told_in_one_line(
 
 def test_a_number_with_a_mistake_is_no_category(tmp_path: Path) -> None:
     rows = [f"{row},{row}" for row in range(40)]
-    rows[1], rows[20], rows[30] = "NA,1", "2O,20", '"3,000",30'
+    rows[1], rows[20], rows[30] = "NA,1", "2O,20", "3k,30"
     folder = table(tmp_path, rows, heading="size,price")
     with pytest.raises(
         DataError, match=r"column 'size' has values that are no numbers, 2 of 40: .*'2O' in row 21;"
@@ -214,6 +214,54 @@ def test_a_number_with_a_mistake_is_no_category(tmp_path: Path) -> None:
     assert len(read(folder, missing="mean", categories="size").spec.columns[0].values) > 2
     table(tmp_path, [*rows, *(f"a{row},{row}" for row in range(50))], heading="size,price")
     assert read(folder, missing="mean").spec.columns[0].values  # most are texts
+
+
+COMMAS = {
+    "decimal": (lambda row: f"{row},{row % 7}", "'0,0' in row 1; write 0.0 with a decimal point"),
+    "few of them": (lambda row: f"{row},5" if row % 9 == 4 else f"{row}", "'4,5' in row 5; write 4.5 with"),
+    "thousands": (lambda row: f"1.{row + 100},5", "'1.100,5' in row 1; write 1100.5 with"),
+    "spaces": (lambda row: f"1\u202f{row + 100},5", "in row 1; write 1100.5 with"),
+    "signs": (lambda row: f"-{row},5e-1", "'-0,5e-1' in row 1; write -0.5e-1 with"),
+    "comma of thousands": (lambda row: f"1,{row + 100},000.5", "write 1100000.5 with"),
+    "either": (lambda row: f"1,{row + 100}", "'1,100' in row 1; write 1.100 or 1100 with"),
+    "with others": (lambda row: "odd" if row % 3 == 1 else f"{row},5", "27 of 40 values: such as '0,5'"),
+    "with missing": (lambda row: f"{row},5" if row % 3 == 1 else "NA", "13 of 13 values: such as '1,5'"),
+}
+
+
+@pytest.mark.parametrize("written", COMMAS)
+@pytest.mark.parametrize("kind", ["csv", "npz", "target", "validation"])
+def test_numbers_with_a_comma_are_no_categories(written: str, kind: str, tmp_path: Path) -> None:
+    number, told = COMMAS[written]
+    rows = [number(row) for row in range(40)]
+    file, options = "table.csv", {"missing": "mean", "inputs": "size"}
+    if kind == "npz":
+        file = "table.npz"
+        np.savez(tmp_path / file, size=np.array(rows), price=np.arange(40))
+    elif kind == "target":
+        table(tmp_path, [f"{row};{text}" for row, text in enumerate(rows)], heading="size;price")
+    else:
+        table(tmp_path, [f"{text};{row}" for row, text in enumerate(rows)], heading="size;price")
+    options["file"] = file
+    if kind == "validation":
+        file = "other.csv"
+        (tmp_path / "table.csv").rename(tmp_path / file)
+        table(tmp_path, [f"{row};{row}" for row in range(40)], heading="size;price")
+        options |= {"validation": "other", "validation_file": file}
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, **options)
+    column = "price" if kind == "target" else "size"
+    assert str(caught.value).startswith(f"{tmp_path / file}: column {column!r} has numbers with a comma, ")
+    assert told in str(caught.value)
+    assert ("CONFIG_TABULAR_CATEGORIES" in str(caught.value)) == (kind in ("csv", "npz"))
+    if kind == "csv":
+        assert read(tmp_path, categories="size", **options).spec.columns[0].values
+
+
+@pytest.mark.parametrize("text", ["1,2,3", "A,5", "1;5", "12,345,6", "3 1/2", "1,5 m"])
+def test_texts_with_commas_that_are_no_numbers_are_categories(text: str, tmp_path: Path) -> None:
+    rows = [f'"{text}",{row}' if row % 2 else f'"{text}x",{row}' for row in range(40)]
+    assert read(table(tmp_path, rows, heading="size,price")).spec.columns[0].values == (text, f"{text}x")
 
 
 def test_a_column_of_too_many_texts_is_an_error(tmp_path: Path) -> None:
