@@ -156,7 +156,7 @@ def load(run: Run | str | Path, *, best: bool = False, runs: str | Path = "runs"
 
 
 def predict(model: Model, inputs: Inputs, *, top: int = 0) -> Predictions:
-    """Predict files, folders, columns of a table by name, or an array of samples as they are stored.
+    """Predict files, folders, columns by name (a table, or texts), or an array of samples as they are stored.
 
     top: keep the probabilities of this many classes; 0: of each. Raises ConfigError for inputs that do not
     fit.

@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ _TEXTS = frozenset({".txt", ".csv", ".tsv", ".jsonl"})
 _TEXT_COLUMNS = ("text", "sentence")
 _SHOWN = 3  # of many faults
 
-# Paths or STDIN; columns of a table by name; or samples as they are stored (ArrayPart.inputs).
+# Paths or STDIN; columns by name, of a table or of texts; or samples as they are stored (ArrayPart.inputs).
 Inputs: TypeAlias = str | Path | Sequence[str | Path] | Mapping[str, Sequence[Any]] | npt.NDArray[Any]
 
 
@@ -110,9 +110,12 @@ def read_inputs(
     spec: Any = dataset.spec
     if isinstance(given, np.ndarray):
         return _split(_array(given, "the array", spec), rows)
+    is_table, is_text = hasattr(spec, "columns"), hasattr(spec, "pad")
     if isinstance(given, Mapping):
-        columns = {name: [_cell(value, name) for value in column] for name, column in given.items()}
-        return _split(_from_table(Table(Path("table"), columns, ""), dataset, log), rows)
+        if not is_table and not is_text:
+            what = f"columns by name are for tables and texts, and the run was trained on {spec.name}"
+            raise ConfigError(what, todo="name files, or give an array")
+        return _split((_from_table if is_table else _from_texts)(_from_columns(given), dataset, log), rows)
     listed: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
     if wrong := [each for each in listed if not isinstance(each, str | Path)]:
         what = f"inputs of type {type(wrong[0]).__name__} cannot be predicted"
@@ -123,9 +126,8 @@ def read_inputs(
         raise ConfigError("there is nothing to predict", todo="name files by INPUT=")
     if len(spec.input_shape) == 3:
         return _images(paths, spec, rows)
-    if not hasattr(spec, "columns") and not hasattr(spec, "pad"):
+    if not is_table and not is_text:
         raise ConfigError(f"samples of {spec.name} cannot be read from files", todo="give an array")
-    is_table = hasattr(spec, "columns")
     files = files_of(paths, (_TABLES if is_table else _TEXTS) | _ARRAYS)
     read = [_from_file(file, dataset, log, is_table=is_table) for file in files]
     names = [name for part in read for name in part.names]
@@ -285,6 +287,30 @@ def _json_lines(file: Path, content: bytes) -> Table:
     return Table(file, {name: [row.get(name, "") for row in rows] for name in names}, "")
 
 
+def _from_columns(given: Mapping[str, Any]) -> Table:
+    """Return a table of columns by name. Raises ConfigError for no columns, or not of one length."""
+    columns = dict[str, list[str]]()
+    for name, column in given.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"a column is called {name!r}", why="names of columns are texts")
+        try:
+            values = None if isinstance(column, str | bytes | Mapping | Set) else [*column]
+        except TypeError:  # a number, or an array (or tensor) without a dimension
+            values = None
+        if values is None:
+            what = f"column {name!r} is {type(column).__name__}, not a list of values"
+            raise ConfigError(what, todo=f"give a list, also for one row: {{{name!r}: [...]}}")
+        columns[name] = [_cell(value, f"column {name!r}, row {row}") for row, value in enumerate(values, 1)]
+    lengths = {name: len(column) for name, column in columns.items()}
+    if not any(lengths.values()):
+        what = "the columns have no rows" if columns else "there are no columns"
+        raise ConfigError("there is nothing to predict", why=what, todo="give each column a list of values")
+    if len({*lengths.values()}) > 1:
+        counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise ConfigError("columns are not of one length", why=counts, todo="give each a value for every row")
+    return Table(Path("table"), columns, "")
+
+
 def _cell(value: Any, place: str) -> str:
     if isinstance(value, np.generic):
         value = value.item()
@@ -299,7 +325,8 @@ def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> R
         raise ConfigError(f"the tokens of {spec.name} came without a tokenizer", todo="give an npz of tokens")
     name = next((name for name in _TEXT_COLUMNS if name in table.columns), "")
     if not name:
-        raise ConfigError(f"{table.file} has no column {' or '.join(_TEXT_COLUMNS)}")
+        what = f"{table.file} has no column {' or '.join(_TEXT_COLUMNS)}"
+        raise ConfigError(what, why=f"it has {', '.join(table.columns)}", todo=f"call one {_TEXT_COLUMNS[0]}")
     texts = [text.strip() for text in table.columns[name]]
     if not texts:
         raise ConfigError(f"{table.file} has no rows")

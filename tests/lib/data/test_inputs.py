@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,49 @@ def test_a_text_in_the_place_of_a_file_names_standard_input(spec: Spec) -> None:
             split_inputs("a fine film"), Dataset(spec, none, none, "", ByteTokenizer()), rows=8, log=print
         )
     assert str(error.value).endswith('echo "a text" | make predict INPUT=-') == hasattr(spec, "pad")
+
+
+def predicted(given: Any, spec: Spec, **fields: Any) -> tuple[list[str], Any]:
+    none = ArrayPart(np.zeros((1, 8), np.int64), np.zeros(1, np.int64))
+    dataset = Dataset(spec, none, none, "", ByteTokenizer(), **fields)
+    total, chunks = read_inputs(given, dataset, rows=2, log=lambda _: None)
+    parts = [*chunks]
+    names = [name for part in parts for name in part.names]
+    assert len(names) == total
+    return names, np.concatenate([part.inputs for part in parts])
+
+
+@pytest.mark.parametrize("name", ["text", "sentence"])
+def test_columns_of_texts_are_encoded_like_a_file_of_them(name: str, tmp_path: Path) -> None:
+    (file := tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    _, expected = predicted(file, SPECS[2])
+    names, found = predicted({name: ["one", "two", "three"], "id": np.arange(3)}, SPECS[2])
+    assert names == [f"table row {row}" for row in (1, 2, 3)] and (found == expected).all()
+
+
+TWO = TableClassSpec(name="t", columns=(Column(name="x"), Column(name="y")), classes=2)
+BAD_COLUMNS: dict[str, tuple[Spec, Mapping[Any, Any], str]] = {
+    "unequal": (TWO, {"x": [1, 2], "y": [1]}, "^columns are not of one length: x has 2, y has 1; give each"),
+    "one is empty": (TWO, {"x": [], "y": [1]}, "^columns are not of one length: x has 0, y has 1; give each"),
+    "a number": (TWO, {"x": 1.5, "y": 2}, r"^column 'x' is float, .*: \{'x': \[\.\.\.\]\}"),
+    "a text": (SPECS[2], {"text": "fine"}, "^column 'text' is str, not a list of values; give a"),
+    "null": (TWO, {"x": None, "y": [1]}, "^column 'x' is NoneType, not a list"),
+    "a scalar array": (TWO, {"x": np.float32(3), "y": np.array(1)}, "^column 'x' is float32, not a list"),
+    "a scalar tensor": (TWO, {"x": [1], "y": torch.tensor(3)}, "^column 'y' is Tensor, not a list"),
+    "a set": (TWO, {"x": {1}, "y": [1]}, "^column 'x' is set, not a list"),
+    "a table of its own": (TWO, {"x": np.zeros((2, 2)), "y": [1, 2]}, "^column 'x', row 1 is ndarray"),
+    "empty": (TWO, {"x": [], "y": []}, "^there is nothing to predict: the columns have no rows; give each"),
+    "nothing": (TWO, {}, "^there is nothing to predict: there are no columns; give each"),
+    "a number as name": (TWO, {0: [1], 1: [1]}, "^a column is called 0: names of columns are texts"),
+    "lacking": (TWO, {"x": [1]}, "^table has no column 'y', an input of the run; there are x"),
+    "other texts": (SPECS[2], {"words": ["a"]}, "^table has no column text or sentence: it has words; "),
+    "images": (SPECS[0], {"x": [1]}, "^columns by name are for tables and texts, .* i; name files"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_COLUMNS)
+def test_columns_that_are_none_are_refused_in_a_line(fault: str) -> None:
+    spec, given, told = BAD_COLUMNS[fault]
+    with pytest.raises(ConfigError, match=told) as caught:
+        predicted(given, spec)
+    assert "\n" not in str(caught.value)
