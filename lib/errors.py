@@ -125,13 +125,17 @@ def os_errors(action: str, *, todo: str = "") -> Iterator[None]:
         raise os_error(action, error, todo=todo) from error
 
 
-def meant(name: object, known: Any, *, listed: str = "") -> str:
-    """Return advice for a `name` that is none of `known`. listed: where they are, if too many to name."""
+def close_to(name: object, known: Any, *, most: int = 1) -> list[str]:
+    """Return the names in `known` that are like `name`, or else begin with it, the best first."""
     import difflib  # only after an error: the import is slow
 
-    most = 3 if listed else 1
     begun = [one for one in known if one.startswith(str(name))][:most]  # acc for accuracy
-    close = " or ".join(difflib.get_close_matches(str(name), known, n=most) or begun)
+    return difflib.get_close_matches(str(name), known, n=most) or begun
+
+
+def meant(name: object, known: Any, *, listed: str = "") -> str:
+    """Return advice for a `name` that is none of `known`. listed: where they are, if too many to name."""
+    close = " or ".join(close_to(name, known, most=3 if listed else 1))
     if listed:
         return f"did you mean {close}? {listed}" if close else listed
     return f"did you mean {close}?" if close else f"there are {', '.join(sorted(known))}"

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lib.data.sampler import held_out_by_hash
-from lib.errors import ConfigError, DataError, meant, os_errors, raise_faults
+from lib.errors import ConfigError, DataError, close_to, os_errors, raise_faults
 from lib.units import some_of
 
 T = TypeVar("T")
+_WRITE = 'write {"key": "value", ...} on a line of its own, or remove it'
 
 
 def training_and_validation(
@@ -79,23 +80,33 @@ def read_objects(
             read = json.loads(line, object_pairs_hook=_object)
             json.dumps(read, ensure_ascii=False).encode()  # half a surrogate pair is no text for a tokenizer
             if not isinstance(read, dict):
-                raise ConfigError(f"{place} is no JSON object", why=f"it is {type(read).__name__}")
+                why = f"it is {type(read).__name__}"
+                raise ConfigError(f"{place} is no JSON object", why=why, todo=_WRITE)
             parsed.append(parse(place, read))
         except ValueError as error:
-            faults.append(f"{place} is no JSON object: {error}")
+            faults.append(f"{place} is no JSON object: {error}; {_remedy(error)}")
         except ConfigError as error:
             faults.append(str(error))
     raise_faults(f"{len(faults)} of {len(faults) + len(parsed)} lines cannot be used", faults)
     return parsed
 
 
+def _remedy(error: ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "save the file as UTF-8"
+    if isinstance(error, UnicodeEncodeError):
+        return r"write the character whole: \ud83d\ude00 is one, and \ud83d half of it"
+    return _WRITE if isinstance(error, json.JSONDecodeError) else "name each once"
+
+
 def value_of(place: str, read: Mapping[str, Any], key: str) -> Any:
     """Return the value of `key` in an object. Raises ConfigError without it, with the keys that are there."""
     if key not in read:
         why = f"its keys are {', '.join(read)}" if read else "it is empty"
-        close = meant(key, read)
-        todo = close if close.startswith("did") else "give it one"
-        raise ConfigError(f'{place} has no "{key}"', why=why, todo=todo)
+        close = close_to(key, read)
+        raise ConfigError(
+            f'{place} has no "{key}"', why=why, todo=f"rename {close[0]} to {key}" if close else "give it one"
+        )
     return read[key]
 
 

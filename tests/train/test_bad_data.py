@@ -274,7 +274,7 @@ TEXTS: dict[str, tuple[bytes | None, bytes | None, str]] = {
     "a key like it": (
         lines({"text": "a", "Label": "good"}),
         None,
-        '{}/train.jsonl:31 has no "label": its keys are text, Label; did you mean Label?',
+        '{}/train.jsonl:31 has no "label": its keys are text, Label; rename Label to label',
     ),
     "a list": (
         lines({"text": "a", "label": ["b"]}),
@@ -291,8 +291,18 @@ TEXTS: dict[str, tuple[bytes | None, bytes | None, str]] = {
         None,
         '{}/train.jsonl:31: "label" is ""; make it a name',
     ),
-    "no JSON": (lines(b"text,label"), None, "{}/train.jsonl:31 is no JSON object: Expecting value"),
-    "Latin-1": (lines(b'{"text": "\xf6"}'), None, "{}/train.jsonl:31 is no JSON object: 'utf-8' codec can't"),
+    "no JSON": (
+        lines(b"text,label"),
+        None,
+        '1 column 1 (char 0); write {"key": "value", ...} on a line of its own, or remove it',
+    ),
+    "Latin-1": (lines(b'{"text": "\xf6"}'), None, "invalid start byte; save the file as UTF-8"),
+    "half a character": (lines(rb'{"text": "\ud83d"}'), None, "not allowed; write the character whole"),
+    "a key twice": (
+        lines(b'{"text": "a", "label": "x", "text": "b"}'),
+        None,
+        "{}/train.jsonl:31 is no JSON object: it has a key twice; its keys are text, label, text; name ",
+    ),
     "no object": (lines(["a", "good"]), None, "{}/train.jsonl:31 is no JSON object: it is list"),
     "two faults": (
         lines(3, 4),

@@ -90,9 +90,9 @@ def test_all_lines_that_cannot_be_used_are_listed(tmp_path: Path) -> None:
         labelled(tmp_path, TEXTS + bad)
     assert [line.partition(".jsonl:")[2] for line in error.value.findings] == [
         '61: "text" is no text; write {"text": "...", "label": "..."}',
-        '62 has no "text": its keys are txt, label; did you mean txt?',
+        '62 has no "text": its keys are txt, label; rename txt to text',
         '63: "label" is []; make it a name, a whole number, true or false',
-        "64 is no JSON object: it is int",
+        '64 is no JSON object: it is int; write {"key": "value", ...} on a line of its own, or remove it',
     ]
 
 
