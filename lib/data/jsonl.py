@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lib.data.datasets.files import check_there
 from lib.data.sampler import held_out_by_hash
 from lib.errors import ConfigError, DataError, close_to, os_errors, raise_faults
-from lib.units import some_of
 
 T = TypeVar("T")
 _WRITE = 'write {"key": "value", ...} on a line of its own, or remove it'
@@ -31,11 +31,8 @@ def training_and_validation(
     Raises DataError if a file is missing or a part empty, and what `read` does.
     """
     for symbol, each in ("FILE", file), ("VALIDATION_FILE", other):
-        if each is not None and not each.is_file():
-            found = sorted(path.name for path in each.parent.glob("*.jsonl"))
-            there = f"{each.parent} has {some_of(found)}" if found else f"{each.parent} has no *.jsonl"
-            todo = f"put it there, or name another by CONFIG_DATA_DIR and CONFIG_{prefix}_{symbol}"
-            raise DataError(f"{each} is not there", why=there, todo=todo)
+        if each is not None:
+            check_there(each, f"{prefix}_{symbol}", ".jsonl")
     train, test = read(file), list[T]()
     todo = "add some"
     if other is not None:

@@ -65,7 +65,7 @@ IMAGES: dict[str, tuple[Fault, dict[str, Any], str]] = {
     "a file": (
         lambda root: root.touch(),
         {},
-        "{} is no folder with images; point CONFIG_DATA_DIR to a folder",
+        "image_folder is not there: {} is a file, not a folder; point CONFIG_DATA_DIR to a folder with",
     ),
     "nothing": (
         lambda root: root.mkdir(),

@@ -86,8 +86,9 @@ class DataLocation:
         target = folder / remote.file
         if target.is_file():
             return target
-        reason = "CONFIG_DATA_DOWNLOAD is off"
-        if self.download:
+        is_file = file_in_place_of(self.files)
+        reason = is_file or "CONFIG_DATA_DOWNLOAD is off"
+        if self.download and not is_file:
             from lib.data.datasets.download import fetch
 
             check_now()
@@ -150,8 +151,27 @@ def find_file(data_dir: Path, name: str, spellings: Sequence[str], *, why: str =
     file = first_file(folder / spelling for folder in folders for spelling in spellings)
     if file is None:
         what = f"there is no {' or '.join(spellings)} in {folders[0]} or {folders[1]}"
-        raise DataError(what, why=why, todo=f"put it there, or {instead}")
+        raise DataError(what, why=file_in_place_of(data_dir) or why, todo=f"put it there, or {instead}")
     return file
+
+
+def check_there(file: Path, symbol: str, *suffixes: str) -> None:
+    """Raise DataError if the file of CONFIG_`symbol` is not there, with others that end in `suffixes`."""
+    if file.is_file():
+        return
+    folder, kinds = file.parent, ", ".join(f"*{suffix}" for suffix in suffixes)
+    why = file_in_place_of(folder) or f"there is no folder {folder}"
+    if folder.is_dir():
+        found = sorted(each.name for each in folder.iterdir() if each.suffix in suffixes and each.is_file())
+        why = f"{folder} has {some_of(found) if found else f'no {kinds}'}"
+    todo = f"put it there, or name another by CONFIG_DATA_DIR and CONFIG_{symbol}"
+    raise DataError(f"{file} {'is a folder' if file.is_dir() else 'is not there'}", why=why, todo=todo)
+
+
+def file_in_place_of(folder: Path) -> str:
+    """Return that a file is in the place of `folder`, or of one above it; "" where none is."""
+    file = first_file((folder, *folder.parents))
+    return f"{file} is a file, not a folder" if file else ""
 
 
 def marks(files: Iterable[Path]) -> Iterator[str]:

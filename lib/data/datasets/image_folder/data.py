@@ -21,7 +21,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lib.data.cache import cached_folder, content_of, fingerprint
-from lib.data.datasets.files import DataLocation, describe_images, naming_note
+from lib.data.datasets.files import DataLocation, describe_images, file_in_place_of, naming_note
 from lib.data.datasets.image_folder.image_files import (
     LAYOUTS,
     PARTS,
@@ -114,6 +114,8 @@ class Options:
 def describe(options: Options, location: DataLocation) -> Dataset:
     """Return the metadata by the names of the files, or of ImageNet. Raises ConfigError as `open_set`."""
     assert location.image_size is not None
+    if location.data_dir:
+        _check_no_file(location)
     root = location.data_dir and find_root(location.data_dir, location.cache_dir)
     percent, group = options.validation_pct, options.group
     found = find_images(root, percent=percent, group=group) if root else None
@@ -130,6 +132,12 @@ def describe(options: Options, location: DataLocation) -> Dataset:
     return replace(describe_images(spec, (train, test), ""), source=source)
 
 
+def _check_no_file(location: DataLocation) -> None:
+    if why := file_in_place_of(location.files):
+        todo = f"point CONFIG_DATA_DIR to a folder with {LAYOUTS}"
+        raise DataError("data set image_folder is not there", why=why, todo=todo)
+
+
 def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the images, packed into the cache at image_size x image_size pixels on first use.
 
@@ -141,6 +149,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """
     assert location.image_size is not None
     size, log = location.image_size, location.log
+    _check_no_file(location)
     root = find_root(location.files, location.cache_dir)
     if root is None:
         what = f"data set image_folder is not there: {location.files} is no folder with images"

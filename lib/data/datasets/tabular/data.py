@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.files import DataLocation, naming_note
+from lib.data.datasets.files import DataLocation, check_there, naming_note
 from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.sampler import held_out_by_hash
 from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
@@ -50,13 +51,13 @@ class _Schema:
 
 def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the table. Raises DataError where it is missing or damaged, ConfigError for unknown columns."""
-    table = read_table(location.files / options.file)
+    table = _read(location.files / options.file, "TABULAR_FILE")
     schema = _schema(options, table)
     if not options.inputs:
         _report_row_names(table, schema, location)
     if options.validation == "other":
         assert options.validation_file is not None
-        other = read_table(location.files / options.validation_file)
+        other = _read(location.files / options.validation_file, "TABULAR_VALIDATION_FILE")
         for name in [*schema.inputs, *schema.targets]:
             _known(other, name, "TABULAR_INPUTS")
         tables = [table, other]
@@ -88,6 +89,11 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         source += naming_note(classes)
     fills = options.missing == "mean"
     return Dataset(spec, parts[0], parts[1], source, class_names=classes, fills_missing=fills)
+
+
+def _read(file: Path, symbol: str) -> Table:
+    check_there(file, symbol, ".csv", ".tsv", ".npz")
+    return read_table(file)
 
 
 def _schema(options: Options, table: Table) -> _Schema:

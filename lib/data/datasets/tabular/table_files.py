@@ -109,13 +109,11 @@ def _without_comma(text: str) -> list[str]:
 
 
 def read_table(file: Path, content: bytes | None = None) -> Table:
-    """Read a CSV or npz file. Raises DataError where it is missing, damaged or of another format.
+    """Read a CSV or npz file. Raises DataError where it is damaged or of another format.
 
     content: read already, from a source that has only a name.
     """
     if content is None:
-        if not file.is_file():
-            raise DataError(f"{file} is not there", todo="name a CSV or npz file by CONFIG_TABULAR_FILE")
         with os_errors("read"):
             content = file.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()

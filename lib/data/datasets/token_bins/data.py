@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.files import DataLocation, damaged, first_file, marks
+from lib.data.datasets.files import DataLocation, damaged, file_in_place_of, first_file, marks
 from lib.data.datasets.text_files import GPT2_FOLDERS, GPT2_REMOTES, windows
 from lib.data.tokenizers import load_gpt2
 from lib.data.types import Dataset, Shards, Tokens
@@ -151,6 +151,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     if bins is None:
         raise DataError(
             f"data set token_bins is not there: no *train*.bin in {data_dir / 'token_bins'} or {data_dir}",
+            why=file_in_place_of(data_dir),
             todo="put train.bin and val.bin there, or shards such as fineweb_train_000001.bin",
         )
     _check(bins, location, vocab_size)
