@@ -129,7 +129,7 @@ IMAGES: dict[str, tuple[Fault, dict[str, Any], str]] = {
     "a missing image": (
         listed("cat/99.png,cat"),
         {},
-        "{}/labels.csv cannot be used: {}/labels.csv, row 21: there is no file {}/cat/99.png; mend it",
+        "{} cannot be used: {}/labels.csv, row 21: there is no file {}/cat/99.png; mend it",
     ),
     "two missing images": (
         listed("cat/98.png,cat", "cat/99.png,cat"),

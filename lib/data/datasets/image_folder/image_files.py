@@ -214,7 +214,7 @@ def _by_file(folder: Path, log: Callable[[str], None]) -> list[ImageFile]:
         elif not (folder / name).is_file():
             faults.append(f"{place}: there is no file {folder / name}")
         images[name] = ImageFile(str(folder / name), name, label)
-    raise_faults(f"{file} cannot be used", faults, todo="mend it")
+    raise_faults(f"{folder} cannot be used", faults, todo="mend it")
     files = (entry.path.removeprefix(f"{folder}/") for entry in walk(folder))
     if others := sum(name not in images for name in files if Path(name).suffix.lower() in SUFFIXES):
         log(f"{file} does not name {others} images in its folder: they are left out")

@@ -172,8 +172,10 @@ def _complete(
         )
     needed = [*found.values()] if options.missing == "drop" else [lacking[name] for name in schema.targets]
     dropped = np.any(needed, axis=0) if needed else np.zeros(len(rows), np.bool_)
-    left_out = f"{dropped.sum()} of {len(rows)} rows are left out"
-    location.log(f"{table.file}: values are missing: {counts}; {left_out}")
+    effects = [f"{dropped.sum()} of {len(rows)} rows are left out"] if dropped.any() else []
+    if options.missing == "mean" and {*found} - {*schema.targets}:
+        effects.insert(0, "those of inputs are replaced by the mean (of a category: by none)")
+    location.log(f"{table.file}: values are missing: {counts}; {', and '.join(effects)}")
     kept: npt.NDArray[np.int64] = rows[~dropped]
     return kept
 

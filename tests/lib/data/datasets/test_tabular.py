@@ -152,10 +152,29 @@ def test_missing_values(tmp_path: Path, missing: str, train: int) -> None:
     assert dataset.train.size == train
     (line,) = said
     assert line.startswith(f"{folder / 'table.csv'}: values are missing: size 1, city 1, price 1; ")
-    assert line.endswith(f" {40 - train} of 40 rows are left out")
+    replaced = "those of inputs are replaced by the mean (of a category: by none), and "
+    assert line.partition("price 1; ")[2] == (
+        f"{replaced if missing == 'mean' else ''}{40 - train} of 40 rows are left out"
+    )
     if missing == "mean":
         inputs, _ = dataset.train.take()
         assert inputs[37, 0] == 0 and not inputs[38, 1:4].any()
+
+
+@pytest.mark.parametrize(
+    ("row", "replaces"), [(",Oslo,1900,5", True), ("31,,1900,5", True), ("31,a,1900,", False)]
+)
+@pytest.mark.parametrize("missing", ["mean", "drop"])
+def test_missing_values_are_reported_with_what_becomes_of_them(
+    row: str, replaces: bool, missing: str, tmp_path: Path
+) -> None:
+    table(tmp_path, lines(20), name="new.csv")
+    options = {**DEFAULTS, "missing": missing, "validation": "other", "validation_file": "new.csv"}
+    said: list[str] = []
+    opened("tabular", options, data_dir=table(tmp_path, [*lines(20), row]), log=said.append)
+    is_replaced = missing == "mean" and replaces
+    effect = "those of inputs are replaced by the mean (of a category: by none)"
+    assert said[0].partition(" 1; ")[2] == (effect if is_replaced else "1 of 21 rows are left out")
 
 
 @pytest.mark.parametrize(
