@@ -25,7 +25,7 @@ from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.datasets.text_files import padded
 from lib.data.tokenizers import as_text, tokenizer_from_json
 from lib.data.types import ArrayPart, Column, Dataset, Images, Part, Spec, TextSpec, TokenPart
-from lib.errors import ConfigError, DataError, meant, os_errors, raise_faults
+from lib.errors import ConfigError, DataError, close_to, meant, os_errors, raise_faults
 from lib.units import counted
 
 STDIN = "-"
@@ -33,7 +33,6 @@ _ARRAYS = frozenset({".npz"})
 _TABLES = frozenset({".csv", ".tsv", ".jsonl"})
 _TEXTS = frozenset({".txt", ".csv", ".tsv", ".jsonl"})
 _TEXT_COLUMNS = ("text", "sentence")
-_SHOWN = 3  # of many faults
 
 # Paths or STDIN; columns by name, of a table or of texts; or samples as they are stored (ArrayPart.inputs).
 Inputs: TypeAlias = str | Path | Sequence[str | Path] | Mapping[str, Sequence[Any]] | npt.NDArray[Any]
@@ -180,6 +179,8 @@ def _images(paths: list[str], spec: Any, rows: int) -> tuple[int, Iterator[Rows]
     """Images; STDIN has names of files, one per line."""
     if STDIN in paths:
         listed = as_text(content_of(STDIN)).splitlines()
+        if blank := [number for number, name in enumerate(listed, 1) if not name.strip()]:
+            raise ConfigError(f"standard input, line {blank[0]} is blank", todo="remove blank lines")
         paths = [name for path in paths for name in (listed if path == STDIN else [path])]
         if not paths:
             raise ConfigError("standard input is empty", todo="give it names of images, one per line")
@@ -213,7 +214,8 @@ def _decoded(files: list[str], spec: Any, rows: int) -> Iterator[Rows]:
             images = [*pool.map(one, names)]
             if not bad:
                 yield Rows(names, np.stack(cast(list[Images], images)))
-    raise_faults(f"{len(bad)} of {len(files)} images cannot be decoded", sorted(bad))
+    todo = "replace them, or leave them out of INPUT="
+    raise_faults(f"{len(bad)} of {len(files)} images cannot be decoded", sorted(bad), todo=todo)
 
 
 def _with_channels(image_CHW: Images, channels: int) -> Images:
@@ -273,13 +275,16 @@ def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_ta
 def _json_lines(file: Path, content: bytes) -> Table:
     """Read a JSON object per line as columns; a key that some lines lack is missing there."""
     rows: list[dict[str, Any]] = []
+    todo = 'write {"column": value, ...} there, or remove the line'
     for number, line in enumerate(as_text(content, file).splitlines(), start=1):
+        if not line.strip():
+            raise ConfigError(f"{file}, line {number} is blank", todo=todo)
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{file}, line {number} is no JSON", why=str(error)) from error
+            raise ConfigError(f"{file}, line {number} is no JSON", why=str(error), todo=todo) from error
         if not isinstance(row, dict):
-            raise ConfigError(f"{file}, line {number} is no JSON object")
+            raise ConfigError(f"{file}, line {number} is no JSON object", todo=todo)
         rows.append({key: _cell(value, f"{file}, line {number}: {key}") for key, value in row.items()})
     if not rows:
         raise ConfigError(f"{file} has no rows")
@@ -331,7 +336,8 @@ def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> R
     if not texts:
         raise ConfigError(f"{table.file} has no rows")
     if not all(texts):
-        raise ConfigError(f"{table.file}, {table.row(texts.index(''))} has no text")
+        what = f"{table.file}, {table.row(texts.index(''))} has no text"
+        raise ConfigError(what, todo="write one, or remove it")
     try:
         names = [table.row(row) for row in range(len(table))]
         rows: dict[str, Any] = {"block_size": spec.block_size, "pad": spec.pad, "places": names}
@@ -347,33 +353,46 @@ def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> R
 def _from_table(table: Table, dataset: Dataset, log: Callable[[str], None]) -> Rows:
     """Raises ConfigError for a column that is not there, a missing value and an unknown category."""
     columns: tuple[Column, ...] = cast(Any, dataset.spec).columns
+    inputs, unknown = {column.name for column in columns}, list[str]()
     for column in columns:
         if column.name not in table.columns:
-            todo = meant(column.name, table.columns)
+            close = close_to(column.name, table.columns.keys() - inputs)
+            todo = f"rename {close[0]} to {column.name}" if close else f"there are {', '.join(table.columns)}"
             raise ConfigError(f"{table.file} has no column {column.name!r}, an input of the run", todo=todo)
         if not dataset.fills_missing:
             _check_known(column, table)
-    inputs = {column.name for column in columns}
+        elif found := _unknown(column, table):
+            text = f"{column.name} {len(found)} (the first is {table.columns[column.name][found[0]]!r} in "
+            unknown.append(f"{text}{table.row(found[0])})")
+    if unknown:
+        log(f"{table.file}: categories unknown to the run count as missing: {', '.join(unknown)}")
     if unused := [name for name in table.columns if name not in inputs]:
         log(f"{table.file}: columns that are no inputs: {', '.join(unused)}")
     return Rows(_row_names(table), encoded(columns, table, np.arange(len(table))))
 
 
+def _unknown(column: Column, table: Table) -> list[int]:
+    """Return the rows with a text that is no category of the run, and not missing either."""
+    missing, values = table.missing(column.name), {*column.values}
+    texts = enumerate(table.columns[column.name])
+    return [row for row, text in texts if values and not missing[row] and text not in values]
+
+
 def _check_known(column: Column, table: Table) -> None:
     """Raise ConfigError for a value that the run had no way to learn."""
-    missing, values = table.missing(column.name), {*column.values}
-    for row, text in enumerate(table.columns[column.name]):
-        if missing[row]:
-            raise ConfigError(
-                f"{table.file}, {table.row(row)}: {column.name!r} is missing",
-                why="the run was trained without missing values",
-            )
-        if values and text not in values:
-            raise ConfigError(
-                f"{table.file}, {table.row(row)}: {column.name!r} is {text!r}",
-                why="the training data did not have it",
-                todo=meant(text, values) if len(values) <= 20 else "",
-            )
+    if (missing := table.missing(column.name)).any():
+        raise ConfigError(
+            f"{table.file}, {table.row(int(missing.argmax()))}: {column.name!r} is missing",
+            why="the run was trained without missing values",
+            todo="write a value, or remove the row",
+        )
+    if unknown := _unknown(column, table):
+        text = table.columns[column.name][unknown[0]]
+        raise ConfigError(
+            f"{table.file}, {table.row(unknown[0])}: {column.name!r} is {text!r}",
+            why="the training data did not have it",
+            todo=meant(text, column.values, listed="" if len(column.values) <= 20 else "remove the row"),
+        )
 
 
 def _row_names(table: Table) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,12 @@ def test_a_text_in_the_place_of_a_file_names_standard_input(spec: Spec) -> None:
     assert str(error.value).endswith('echo "a text" | make predict INPUT=-') == hasattr(spec, "pad")
 
 
-def predicted(given: Any, spec: Spec, **fields: Any) -> tuple[list[str], Any]:
+def predicted(
+    given: Any, spec: Spec, log: Callable[[str], None] = lambda _: None, **fields: Any
+) -> tuple[list[str], Any]:
     none = ArrayPart(np.zeros((1, 8), np.int64), np.zeros(1, np.int64))
     dataset = Dataset(spec, none, none, "", ByteTokenizer(), **fields)
-    total, chunks = read_inputs(given, dataset, rows=2, log=lambda _: None)
+    total, chunks = read_inputs(given, dataset, rows=2, log=log)
     parts = [*chunks]
     names = [name for part in parts for name in part.names]
     assert len(names) == total
@@ -108,3 +110,49 @@ def test_columns_that_are_none_are_refused_in_a_line(fault: str) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
         predicted(given, spec)
     assert "\n" not in str(caught.value)
+
+
+def test_unknown_categories_are_counted_where_missing_values_are_filled() -> None:
+    columns = (Column(name="size", mean=3.0), Column(name="city", values=("Oslo", "Rome")))
+    spec, said = TableClassSpec(name="t", columns=columns, classes=2), list[str]()
+    cities = ["Rome", "Bern", "", "Paris", "Bern"]
+    given = {"size": [3, 3, None, 3, 3], "city": cities}
+    _, inputs = predicted(given, spec, said.append, fills_missing=True)
+    told = "categories unknown to the run count as missing: city 3 (the first is 'Bern' in row 2)"
+    assert said == [f"table: {told}"] and inputs.tolist() == [[0, 0, 1], *[[0, 0, 0]] * 4]
+    with pytest.raises(ConfigError, match=r"row 3: 'size' is missing: .*; write a value, or remove the row$"):
+        predicted(given, spec)
+    given["size"][2] = 3
+    with pytest.raises(ConfigError, match=r"row 3: 'city' is missing: .*; write a value"):
+        predicted(given, spec)
+    cities[2] = "Oslo"
+    with pytest.raises(ConfigError, match=r"row 2: 'city' is 'Bern': .*; there are Oslo, Rome$"):
+        predicted(given, spec)
+    cities[:] = ["Rome"] * 5
+    predicted(given, spec, said.append, fills_missing=True)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "content", "told"),
+    [
+        (SPECS[2], "a.txt", "one\n \ntwo\n", r"a\.txt, row 2 has no text; write one, or remove it$"),
+        (SPECS[2], "a.jsonl", '{"text": "a"}\n\n', r"a\.jsonl, line 2 is blank; .* or remove the line$"),
+        (SPECS[1], "a.jsonl", '{"x": 1}\nx\n', r"a\.jsonl, line 2 is no JSON: .* or remove the line$"),
+        (SPECS[1], "a.jsonl", "[1]\n", r"a\.jsonl, line 1 is no JSON object; write .* or remove the line$"),
+        (SPECS[1], "a.csv", "X1,xx\n1,2\n", r"has no column 'x', an input of the run; rename xx to x$"),
+        (SPECS[1], "a.csv", "X1,b\n1,2\n", r"has no column 'x', an input of the run; there are X1, b$"),
+        (SPECS[0], "a.png", "no image", r"^1 of 1 images .*; replace them, or leave them out of INPUT=$"),
+        (SPECS[0], "-", "a.png\n\nb.png\n", "^standard input, line 2 is blank; remove blank lines$"),
+    ],
+)
+def test_faults_of_an_input_say_how_to_mend_them(
+    spec: Spec, name: str, content: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Given:
+        buffer = io.BytesIO(content.encode())
+
+    monkeypatch.setattr("sys.stdin", Given)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        predicted("-" if name == "-" else tmp_path / name, spec)
