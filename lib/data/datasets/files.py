@@ -160,11 +160,14 @@ def check_there(file: Path, symbol: str, *suffixes: str) -> None:
     if file.is_file():
         return
     folder, kinds = file.parent, ", ".join(f"*{suffix}" for suffix in suffixes)
-    why = file_in_place_of(folder) or f"there is no folder {folder}"
+    is_file = file_in_place_of(folder)
+    why = is_file or f"there is no folder {folder}"
     if folder.is_dir():
         found = sorted(each.name for each in folder.iterdir() if each.suffix in suffixes and each.is_file())
         why = f"{folder} has {some_of(found) if found else f'no {kinds}'}"
     todo = f"put it there, or name another by CONFIG_DATA_DIR and CONFIG_{symbol}"
+    if is_file:
+        todo = "point CONFIG_DATA_DIR to the folder of the file"
     raise DataError(f"{file} {'is a folder' if file.is_dir() else 'is not there'}", why=why, todo=todo)
 
 

@@ -53,8 +53,6 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the table. Raises DataError where it is missing or damaged, ConfigError for unknown columns."""
     table = _read(location.files / options.file, "TABULAR_FILE")
     schema = _schema(options, table)
-    if not options.inputs:
-        _report_row_names(table, schema, location)
     if options.validation == "other":
         assert options.validation_file is not None
         other = _read(location.files / options.validation_file, "TABULAR_VALIDATION_FILE")
@@ -76,6 +74,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
             raise DataError(f"{table.file}: no row is left for {part}", todo=todo)
     train = table, rows[0]
     columns = tuple(_column(options, *train, name) for name in schema.inputs)
+    if not options.inputs:
+        _report_row_names(table, schema, location)
     inputs = [encoded(columns, *pair) for pair in zip(tables, rows, strict=True)]
     spec, targets, classes = _targets(options, columns, schema, tables, rows)
     parts = [ArrayPart(*pair) for pair in zip(inputs, targets, strict=True)]

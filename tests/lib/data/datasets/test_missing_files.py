@@ -34,6 +34,9 @@ def refused(name: str, data_dir: Path, **options: Any) -> str:
 def test_a_file_in_the_place_of_the_folder_is_named(name: str, below: str, tmp_path: Path) -> None:
     (tmp_path / "data.csv").touch()
     assert f": {tmp_path}/data.csv is a file, not a folder; " in refused(name, tmp_path / "data.csv" / below)
+    if name in ("tabular", "jsonl"):
+        told = refused(name, tmp_path / "data.csv" / below)
+        assert told.endswith("not a folder; point CONFIG_DATA_DIR to the folder of the file")
     assert "not a folder" not in refused(name, tmp_path / below)
 
 
