@@ -190,19 +190,29 @@ def _load(
     if config.weights.reset_head and not matched.new:
         todo = f"set it to n, or name the head in models/{config.model}/model.py: HEAD = ..."
         raise ConfigError("CONFIG_RESET_HEAD=y: the model has no head of its own", todo=todo)
-    if lines := list(matched.faults.values()):
-        todo = "use weights of this model, or name what may differ in CONFIG_INITIAL_WEIGHTS_ALLOW"
-        if head and all(name.startswith(f"{head}.") for name in matched.faults):
-            todo = "CONFIG_RESET_HEAD=y starts with a new head"
-        elif trained := _trained_otherwise(found, config, untrained and untrained[1]):
-            todo = f"{trained}; {todo}"
-        elif other := _of_another_package(found, config):
-            todo = f"{other}; {todo}"
-        why = f"{lines[0]}{f', and {len(lines) - 1} more' if lines[1:] else ''}; {matched}"
-        findings = foremost(lines, "differences") if lines[1:] else []
-        raise ConfigError(f"{fault} does not fit the model", why=why, todo=todo, findings=findings)
+    if matched.faults:
+        raise _misfit(matched, found, config, head=head, base=untrained and untrained[1])
     stored.load(model, matched.weights)
     return f"{base}{matched}"
+
+
+def _misfit(
+    matched: stored.Match, found: WeightFiles, config: Config, *, head: str, base: Config | None
+) -> ConfigError:
+    """Return the error for `found` weights with faults. base: what a run to come will be trained by."""
+    what, lines = f"{OPTION}={found.path} does not fit the model", list(matched.faults.values())
+    todo = "use weights of this model, or name what may differ in CONFIG_INITIAL_WEIGHTS_ALLOW"
+    if head and all(name.startswith(f"{head}.") for name in matched.faults):
+        todo = "CONFIG_RESET_HEAD=y starts with a new head"
+    else:
+        name, options = _trained(found, config, base)
+        if name != config.model:  # names and shapes of its weights would explain no more
+            return ConfigError(what, why=f"the run trained {name}, not {config.model}", todo=todo)
+        if other := _other_options(options, config) or _of_another_package(found, config):
+            todo = f"{other}; {todo}"
+    why = f"{lines[0]}{f', and {len(lines) - 1} more' if lines[1:] else ''}; {matched}"
+    findings = foremost(lines, "differences") if lines[1:] else []
+    return ConfigError(what, why=why, todo=todo, findings=findings)
 
 
 def _of_another_package(found: WeightFiles, config: Config) -> str:
@@ -224,28 +234,28 @@ def _of_another_package(found: WeightFiles, config: Config) -> str:
     return ""
 
 
-def _trained_otherwise(found: WeightFiles, config: Config, base: Config | None) -> str:
-    """Return the model, or options of it, of the run whose weights are `found` where `config` has others.
+def _trained(found: WeightFiles, config: Config, base: Config | None) -> tuple[str, Mapping[str, Any]]:
+    """Return the model that was trained to the weights `found` and its options; none where no run tells.
 
-    base: what a run that is to come will be trained by.
+    base: what a run to come will be trained by.
     """
-    own: Mapping[str, Any] = {}
     if base is not None:
-        name, own = base.model, base.model_options
-    elif found.checkpoint is None:
-        return ""
-    else:
-        from lib.runs.index import objects_of  # a run without initial weights does not import it
+        return base.model, base.model_options
+    if found.checkpoint is None:
+        return config.model, {}
+    from lib.runs.index import objects_of  # a run without initial weights does not import it
 
-        values = objects_of(RunDir(found.checkpoint[0].parent), "values")[0]["values"]
-        if (name := values.get("MODEL", config.model)) == config.model:
-            own = MODELS.own(name, values_from_json(values))
-    if name != config.model:
-        return f"the run trained {name}"
-    differ = {field: value for field, value in own.items() if value != config.model_options[field]}
+    values = objects_of(RunDir(found.checkpoint[0].parent), "values")[0]["values"]
+    name = values.get("MODEL", config.model)
+    return name, MODELS.own(name, values_from_json(values)) if name == config.model else {}
+
+
+def _other_options(options: Mapping[str, Any], config: Config) -> str:
+    """Return which of a run's `options` of the model have other values in `config`, "" if none."""
+    differ = {field: value for field, value in options.items() if value != config.model_options[field]}
     settings = [
         f"{symbol} is {json.dumps(differ[field])} there and {json.dumps(config.model_options[field])} here"
-        for symbol, field in plugin_folders.symbols_of(MODELS.home(name)).items()
+        for symbol, field in plugin_folders.symbols_of(MODELS.home(config.model)).items()
         if field in differ
     ]
     return f"configure the model of the run: {', '.join(settings)}" if settings else ""

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import pickle
+import re
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,9 @@ def read_weights(found: WeightFiles) -> dict[str, Tensor]:
 
 
 def _damaged(file: Path, error: Exception) -> ConfigError:
-    why = " ".join(str(error).split())[:200] or type(error).__name__
+    # The sentences of torch after the first one are advice.
+    first = re.split(r"(?<=[.!?]) ", " ".join(str(error).split()))[0].rstrip(".")
+    why = first if 0 < len(first) <= 200 else type(error).__name__
     return ConfigError(f"{OPTION}={file} is damaged", why=why, todo="copy it again, or write it in float32")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import pickle
 import re
@@ -91,6 +92,12 @@ def damaged_run(folder: Path) -> Path:
     return run.path
 
 
+def torch_bytes() -> bytes:
+    file = io.BytesIO()
+    torch.save(state(), file)
+    return file.getvalue()
+
+
 NO = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nothing": (lambda folder: folder / "w", "cannot be read: No such file"),
@@ -105,6 +112,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "large header": (contents(header({"a": NO}, length=2**40)), "header would have 1,099,511,627,776 bytes"),
     "no JSON": (contents((9).to_bytes(8, "little") + b"{'a': 1} "), "is damaged: .*; copy it again"),
+    "truncated torch file": (
+        contents(torch_bytes()[:100]),
+        "is damaged: PytorchStreamReader failed reading zip archive: failed finding central directory; copy",
+    ),
     "truncated": (contents(cut(safetensors(state()), 100)), "is damaged: linear3.* is not within its"),
     "wrong size": (
         contents(header({"a": {**NO, "shape": [3]}}, data=bytes(8))),
@@ -203,7 +214,7 @@ def test_what_cannot_be_used_is_refused_in_one_line_and_nothing_is_made(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"MODEL": "vit"}, "; the run trained vit; use weights of this model"),
+        ({"MODEL": "vit"}, "the model: the run trained vit, not resnet18; use weights of this model"),
         (
             {"RESNET18_WIDTH": 16, "RESNET18_STEM": "imagenet"},
             'configure the model of the run: RESNET18_STEM is "imagenet" there and "cifar" here, '
@@ -222,6 +233,7 @@ def test_a_run_of_another_model_tells_how_it_differs(
     with pytest.raises(ConfigError) as caught:
         check_weights(config, spec, tmp_path, log=print)
     assert re.search(message, str(caught.value)), caught.value
+    assert bool(caught.value.findings) == ("MODEL" not in changes)
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
