@@ -109,7 +109,7 @@ class Dialogue:
             name = option(item) if isinstance(item, kconfiglib.Symbol) else item.name
             raise ConfigError(
                 f"the answers end at the question for {name}",
-                why="nothing was written",
+                why="no configuration was written",
                 todo="make olddefconfig takes the defaults of all new options",
             )
         text = line.rstrip("\n")

@@ -47,7 +47,8 @@ def compose(
     paths = [_pick(base, *available(root), "configuration"), *found, *more]
     layers = [read_shipped(root, path) for path in paths]
     configuration = StrictLoad(tree, *layers, refuse_replacing=strict)
-    return configuration, [*hidden(root, found), *accept(configuration, "nothing was written").notices]
+    notices = hidden(root, found)
+    return configuration, [*notices, *accept(configuration, "no configuration was written").notices]
 
 
 def parts_of(spec: str) -> list[str]:

@@ -130,7 +130,8 @@ def _savedefconfig(project: Project, options: Namespace) -> None:
     text = defconfig.opening_comment(target) + write.minimal_text(tree)
     findings = machine_facts(tree, text, name=display(target))
     if findings and name:
-        raise rejection(findings, "a shipped configuration must hold on every machine; nothing was written")
+        why = "a shipped configuration must hold on every machine"
+        raise rejection(findings, f"{why}; no configuration was written")
     report_notices(map(str, findings))
     changed = write_file(target, text)
     print(f"{display(target)}: {'written' if changed else 'unchanged'}")
@@ -160,7 +161,8 @@ def _setconfig(project: Project, options: Namespace) -> None:
     names = dict.fromkeys(legacy.present(name.removeprefix("CONFIG_")) for name in given)
     named, _ = changes(before, names)
     new = (symbol for symbol in (tree.syms[name] for name in names) if symbol not in before)  # hidden so far
-    named += [f"{option(symbol)} {symbol.str_value}" for symbol in new if not symbol.choice]
+    # A choice that was visible is among the changes.
+    named += [f"{option(symbol)} {symbol.str_value}" for symbol in new if symbol.choice not in before]
     project.save(configuration, changed="written", same="already has that", differences=named)
 
 

@@ -59,7 +59,7 @@ def make_extreme(
             symbol.set_value(value)
     if command == "allmodconfig":
         notices.append("there are no modules here: allmodconfig is allyesconfig")
-    notices += accept(configuration, "nothing was written").notices
+    notices += accept(configuration, "no configuration was written").notices
     text = write.full_text(tree, sources=configuration.sources)
     fresh = load_text(tree, text)  # drops assignments without effect
     assert write.full_text(tree, sources=fresh.sources) == text, "it does not survive its own file"

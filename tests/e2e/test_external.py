@@ -48,6 +48,15 @@ def test_it_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
     assert f"next: make O={out} defconfig-net2 && make O={out} train" in written
 
 
+def test_it_is_kept_also_where_the_configuration_is_refused(tmp_path: Path) -> None:
+    folder, out = write_external(tmp_path / "of me"), tmp_path / "out"
+    with (folder / "defconfigs" / "tiny_net").open("a") as file:
+        file.write("CONFIG_NOWHERE=y\n")
+    told = make(out, f"EXTERNAL={folder}", "defconfig-tiny_net", status=2)
+    assert f"EXTERNAL={folder} is kept in {out}/.external" in told and "no configuration was written" in told
+    assert [each.name for each in out.iterdir()] == [".external"]
+
+
 def test_its_names_are_completed(tmp_path: Path) -> None:
     folder = write_external(tmp_path / "of me")
     environment = {**os.environ, "ANNEAL_EXTERNAL": str(folder)}

@@ -61,7 +61,7 @@ def test_the_end_of_the_answers_writes_nothing(kconf_project, kconf, answer):
     status, _, err = answer("oldconfig")
     assert status == 2
     assert err[-1] == (
-        "error: the answers end at the question for CONFIG_NEW: nothing was written; "
+        "error: the answers end at the question for CONFIG_NEW: no configuration was written; "
         "make olddefconfig takes the defaults of all new options"
     )
     assert (

@@ -104,9 +104,24 @@ def test_broken_defconfig_leaves_the_configuration_alone(project, kconf):
     assert err == [
         "defconfigs/broken:2: CONFIG_BATCH_SIZE=3 has no effect: it needs CONFIG_HYPER_PARAM_MANUAL=y "
         "(now CONFIG_HYPER_PARAM_AUTO=y)",
-        "error: 1 fault in the configuration; nothing was written",
+        "error: 1 fault in the configuration; no configuration was written",
     ]
     assert ((project / ".config").read_bytes(), (project / ".config").stat().st_mtime_ns) == before
+
+
+def test_setconfig_prints_a_member_of_a_choice_that_was_hidden(kconf):
+    kconf("defconfig", "lenet5")
+    status, out, _ = kconf("setconfig", "MODEL_GPT2=y GPT2_SIZE_LARGE=y")
+    assert (status, out) == (
+        0,
+        [
+            "MODEL_CHOICE CONFIG_MODEL_LENET5 -> CONFIG_MODEL_GPT2",
+            "CONFIG_GPT2_SIZE_LARGE y",
+            ".config: written",
+        ],
+    )
+    changed = ["GPT2_SIZE_CHOICE CONFIG_GPT2_SIZE_LARGE -> CONFIG_GPT2_SIZE_SMALL", ".config: written"]
+    assert kconf("setconfig", "GPT2_SIZE_SMALL=y")[1] == changed
 
 
 def test_what_goes_on_top_wants_something_below_it(project, kconf):
