@@ -21,6 +21,7 @@ from lib.errors import ConfigError
 from lib.runs import metrics
 from lib.runs.identity import EXPORTED, source_of_base
 from lib.runs.metrics import NOT_METRICS
+from train.export_inputs import reading
 from train.stored_run import Restored
 from train.training_data import evaluation_part
 
@@ -50,24 +51,6 @@ def predict(inputs):
     return session.run(["outputs"], {"inputs": inputs})[0]
 """,
 }
-
-# As image_folder/data.py decodes a file.
-READ_IMAGE = """import numpy
-from PIL import Image, ImageOps
-
-def read(file):
-    image = Image.open(file)
-    image.draft("RGB", ({width}, {height}))  # JPEG: decode at the lowest sufficient resolution
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # 16 bits of grey
-        values = (numpy.asarray(image).astype("uint32") * 255 + 32767) // 65535
-        image = Image.fromarray(values.astype("uint8"))
-    elif image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    square = ImageOps.fit(image.convert("RGB"), ({width}, {height}), Image.Resampling.BILINEAR)
-    return numpy.asarray(square.convert("{mode}")).reshape({height}, {width}, {channels}).transpose(2, 0, 1)
-"""
 
 
 def check_replaceable(directory: Path, layout: str) -> None:
@@ -149,7 +132,9 @@ def _input(spec: Any, layout: str) -> str:
             f"float64 rows (N, {len(spec.columns)}): numbers in their units, nan if missing; a category "
             "is its place among the values of its column"
         )
-    return f"{spec.input_dtype} (N, {', '.join(map(str, exported_shape(spec)))})"
+    is_padded = hasattr(spec, "pad") and not answers_in_logits(spec)
+    padding = f" tokens, padded at the end with {spec.pad}" if is_padded else ""
+    return f"{spec.input_dtype} (N, {', '.join(map(str, exported_shape(spec)))}){padding}"
 
 
 def _preprocessing(spec: Any) -> dict[str, Any] | None:
@@ -213,7 +198,7 @@ def card(facts: dict[str, Any], program: str) -> str:
     difference, data = facts["largest_difference"], facts["data"]
     is_bare = facts["format"] in ("safetensors", "adapter")  # weights, whose program is not known
     rows = {
-        "task": facts["task"],
+        "task": _task(facts),
         "evaluation": f"{figures or UNKNOWN} ({facts['evaluated_on']}), step {facts['step']}",
         "data": data + ("" if "SHA-256" in data else "; content hash unknown"),
         "base model": f"{base}, commit {commit}" if commit else base or "none: trained from random weights",
@@ -248,23 +233,12 @@ Exported from run `{facts["run"]}` of Anneal. `model.json` has labels, normalisa
 
 ```python
 {program}```
-{_reading(facts)}"""
+{reading(facts)}"""
 
 
-def _reading(facts: dict[str, Any]) -> str:
-    """Return the section that tells how to read an image, empty for other data."""
-    if (wanted := facts["preprocessing"]) is None:
-        return ""
-    (height, width), mode = wanted["resize"], wanted["colours"]
-    code = READ_IMAGE.format(mode=mode, width=width, height=height, channels=facts["spec"]["channels"])
-    return f"""
-## Read an image
-
-Images were cropped to their centre square and resized to {height}x{width}:
-
-```python
-{code}```
-"""
+def _task(facts: Mapping[str, Any]) -> str:
+    """Return the task. A language model classifies texts by the same one."""
+    return "classify (by lm)" if facts["task"] == "lm" and facts["labels"] else str(facts["task"])
 
 
 def _figures(evaluation: dict[str, float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -96,6 +97,14 @@ def loaded(file: Path, inputs: np.ndarray[Any, Any], folder: Path) -> np.ndarray
     return found
 
 
+def run_lines(code: str, folder: Path) -> dict[str, Any]:
+    """What the lines of a card define in the folder of the export."""
+    found: dict[str, Any] = {}
+    with contextlib.chdir(folder):
+        exec(code, found)
+    return found
+
+
 def test_what_is_exported_answers_like_the_run(
     exported: tuple[Restored, Path, float | None], tmp_path: Path
 ) -> None:
@@ -119,6 +128,11 @@ def test_what_is_exported_answers_like_the_run(
         names = [column.name for column in spec.columns]
         given = np.array([places[name] for name in names], np.float64).T.copy()
         found = predict(own, {name: cells[name] for name in names})
+        lines = (
+            (out / "README.md").read_text().split("## Read a row")[1].split("```python\n")[1].split("```")[0]
+        )
+        rows = [{name: cells[name][row] for name in names} for row in range(2)]
+        assert np.array_equal(run_lines(lines, out)["read"](rows), given, equal_nan=True)
     else:
         given = np.random.default_rng(3).integers(0, 256, (5, *spec.input_shape), np.uint8)
         found = predict(own, given)
