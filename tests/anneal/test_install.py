@@ -52,3 +52,18 @@ def test_an_editable_installation_has_this_package_alone(tmp_path: Path) -> None
     )
     done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == (f"{tree}/anneal/__init__.py []\n", 0), done.stderr
+
+
+@pytest.mark.slow
+def test_the_tree_on_the_path_of_python_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").write_text("MINE = True\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import anneal, lib\nprint(anneal.configure('lenet5').values['MODEL'], lib.MINE, anneal.__file__)\n"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == (f"lenet5 True {ROOT}/anneal/__init__.py\n", 0), done.stderr

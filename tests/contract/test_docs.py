@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lib.data import types
 from lib.sweeps.experiment import read_experiment
 from lib.sweeps.runner import resolved_runs
 from tests.contract.test_readme import DOCUMENTS, ROOT, TUTORIALS, code_of, commands_of, unknown_symbols
@@ -69,6 +70,25 @@ def broken_links(text: str, *, page: Path) -> list[str]:
         if not target.exists() or (anchor and anchor not in anchors_of(target)):
             broken.append(link)
     return broken
+
+
+def test_the_table_of_specs_has_every_class_and_field() -> None:
+    section = (
+        (ROOT / "docs/tutorials/model.md").read_text("utf-8").split("### What spec has")[1].split("## 3")[0]
+    )
+    rows = re.findall(r"^\|[^|]*\| `(\w+)` \| (.*) \|$", section, flags=re.M)
+    listed = {name: set(re.findall(r"`(\w+)`", fields)) for name, fields in rows}
+    kinds = [each for name, each in vars(types).items() if re.fullmatch("[A-Z].*Spec", name)]
+    # Of the first sentence, or none that a model needs.
+    others = {"name", "synthetic", "published", "validation_tokens", "validation_bytes"}
+    actual = {
+        each.__name__: {field.name for field in dataclasses.fields(each)} - others
+        for each in kinds
+        if each not in (types.TokensSpec,)
+    }
+    assert listed == actual
+    first = re.findall(r"`spec\.(\w+)`", section.split("Further")[0])
+    assert first and all(hasattr(each, name) for each in kinds for name in first)
 
 
 PROGRAM = re.compile(r"python -m (scripts\.[\w.]+|train\b)|python (scripts/\w+\.py)")

@@ -39,6 +39,7 @@ NEW_DATA = "tests/contract/test_scaffold.py::test_a_new_data_set_trains_at_once"
 NEW_TASK = "tests/contract/test_scaffold.py::test_a_model_of_a_new_task_trains_at_once"
 EXTERNAL = "tests/e2e/test_external.py::test_it_is_kept_until_it_is_forgotten"
 INSTALL = "tests/anneal/test_install.py::test_an_editable_installation_has_this_package_alone"
+ON_PATH = "tests/anneal/test_install.py::test_the_tree_on_the_path_of_python_is_enough"
 SETTINGS = "tests/contract/test_docs.py::test_the_settings_of_a_tutorial_are_possible"
 FINE_TUNED = "tests/e2e/test_finetune.py::test_a_run_is_fine_tuned_on_a_folder_of_images"
 FETCH = "tests/extras/test_fetch.py::test_what_is_downloaded_is_shown_first_and_pinned"
@@ -75,6 +76,8 @@ COMMANDS = {
     'make setconfig SET="DATASET_IMAGE_FOLDER=y DATA_DIR=../photos IMAGE_SIZE=64"': SETTINGS,
     "make setconfig SET=\"IMAGE_FOLDER_GROUP='p[0-9]+'\"": SETTINGS,
     'make setconfig SET="TARGET_EFFECTIVE_BATCH=32 NUM_EPOCHS=20"': SETTINGS,
+    'make setconfig SET="TARGET_EFFECTIVE_BATCH=16 NORM_BATCH=16"': SETTINGS,
+    "PYTHONPATH=DIR DIR/.venv/bin/python program.py": ON_PATH,
     'make setconfig SET="DATASET_JSONL=y DATA_DIR=../reviews MAX_STEPS=150"': SETTINGS,
     "make data-check": END_TO_END,
     'make setconfig SET="AUGMENT_RESIZED_CROP=y AUGMENT_FLIP_HORIZONTAL=y AUGMENT_BRIGHTNESS=0.3 '
@@ -261,7 +264,7 @@ def word_exists(word: str, targets: set[str], variables: set[str]) -> bool:
 
 def unknown_symbols(text: str) -> list[str]:
     tree = kconfiglib.Kconfig(str(ROOT / "Kconfig"), warn_to_stderr=False)
-    known = set(tree.syms) | set(tree.named_choices)
+    known = set(tree.syms) | set(tree.named_choices) | set(re.findall(r"^config (\w+)$", text, flags=re.M))
     named = set(re.findall(r"\bCONFIG_[A-Z][A-Z0-9_]*(?![*\w])", text)) - PLACEHOLDERS
     _, spans = code_of(text)
     bare = {match[0] for span in spans if (match := re.fullmatch(r"([A-Z][A-Z0-9]*_[A-Z0-9_]+)(=.*)?", span))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,21 @@ def test_it_is_kept_also_where_the_configuration_is_refused(tmp_path: Path) -> N
     told = make(out, f"EXTERNAL={folder}", "defconfig-tiny_net", status=2)
     assert f"EXTERNAL={folder} is kept in {out}/.external" in told and "no configuration was written" in told
     assert [each.name for each in out.iterdir()] == [".external"]
+
+
+def test_the_files_of_its_page_train(tmp_path: Path) -> None:
+    page, folder = (ROOT / "docs/tutorials/external.md").read_text("utf-8"), tmp_path / "my_lab"
+    files = re.findall(r"`((?:models|defconfigs)/my_net\S*)` [^`]*?:\n\n```\w*\n(.*?)^```", page, re.M | re.S)
+    for name, text in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    assert [name for name, _ in files] == [
+        "models/my_net/Kconfig",
+        "models/my_net/model.py",
+        "defconfigs/my_net",
+    ]
+    small = ("CONFIG_DATA_LIMIT=512", "CONFIG_NUM_EPOCHS=1", "CONFIG_DEVICE_CPU=y")
+    assert "Done: " in make(tmp_path / "out", f"EXTERNAL={folder}", "defconfig-my_net", "train", *small)
 
 
 def test_its_names_are_completed(tmp_path: Path) -> None:
