@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import numpy as np
 from lib.config import Config
 from lib.data.sampler import HasLengths, sample_stream
 from lib.data.types import Dataset, TextSpec, TokenPart, TokenTagSpec
-from lib.devices.host import given_to_make
+from lib.devices.host import given_to_make, make_in
 from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
 from lib.plan.types import COLLECTIVE_FORWARD, Hardware
 from lib.plugin_folders import ROOT
@@ -168,19 +167,13 @@ def next_commands(run: Path, config: Config, dataset: Dataset, *, root: Path) ->
     }
     width = max(map(len, commands)) + len(given)
     return "\n".join(
-        ["Next:", *(f"  {_make()} {name + given:<{width}}  {what}" for name, what in commands.items())]
+        ["Next:", *(f"  {make_in(ROOT)} {name + given:<{width}}  {what}" for name, what in commands.items())]
     )
 
 
 def resume_command(run: Path) -> str:
     """Return the shell command that resumes the run in directory `run`."""
-    return f"{_make()} resume {_quoted('RUN', run)}{_environment()}"
-
-
-def _make() -> str:
-    """Return how make is called in the folder of the program that trains: `train.api` names it."""
-    caller = os.environ.get("ANNEAL_CALLER", str(ROOT))
-    return "make" if Path(caller) == ROOT else f"make -C {shlex.quote(str(ROOT))}"
+    return f"{make_in(ROOT)} resume {_quoted('RUN', run)}{_environment()}"
 
 
 def _environment() -> str:

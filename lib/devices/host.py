@@ -198,3 +198,12 @@ def given_to_make(*names: str) -> list[str]:
     _, _, given = os.environ.get("MAKEFLAGS", "").partition("-- ")
     words = (re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:[^\s\\]|\\.)+", given))
     return [shlex.quote(word) for word in words if word.partition("=")[0] in names]
+
+
+def make_in(root: Path) -> str:
+    """Return how make is called for the tree at `root`, in the folder of the program that trains in it.
+
+    `train.api` names that folder; without it, it is the tree.
+    """
+    caller = os.environ.get("ANNEAL_CALLER", root)
+    return "make" if Path(caller) == root else f"make -C {shlex.quote(str(root))}"
