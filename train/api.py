@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,12 +159,12 @@ def load(run: Run | str | Path, *, best: bool = False, runs: str | Path = "runs"
 def predict(model: Model, inputs: Inputs, *, top: int = 0) -> Predictions:
     """Predict files, folders, columns by name (a table, or texts), or an array of samples as they are stored.
 
-    top: keep the probabilities of this many classes; 0: of each. Raises ConfigError for inputs that do not
-    fit.
+    top: keep the probabilities of this many classes; 0: of each. What make predict notes is a warning here.
+    Raises ConfigError for inputs that do not fit.
     """
     from train import predict
 
-    return predict.predict(model._restored, inputs, top=top)
+    return predict.predict(model._restored, inputs, top=top, log=warnings.warn)
 
 
 def export(model: Model, directory: str | Path, *, layout: str) -> float | None:

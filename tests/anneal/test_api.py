@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -230,3 +231,11 @@ def test_plug_ins_of_external_are_used(folder: Path) -> None:
     script(folder, program, ANNEAL_EXTERNAL="external")
     (plugins,) = folder.glob("runs/tiny_net/*/plugins.json")
     assert f'"folder": "{external}"' in plugins.read_text()
+
+
+def test_what_predict_notes_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from train import api, predict
+
+    monkeypatch.setattr(predict, "predict", lambda *_, log, **__: log("not used: a"))
+    with pytest.warns(UserWarning, match="not used: a"):
+        api.predict(mock.Mock(), [])
