@@ -90,7 +90,7 @@ def test_what_is_public_is_fixed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["anneal", "mine"])
+@pytest.mark.parametrize("first", ["anneal", pytest.param("mine", marks=pytest.mark.long)])
 def test_a_folder_may_have_packages_of_the_same_names(folder: Path, first: str) -> None:
     mine, ours = "import lib, models, train, scripts", "import anneal"
     order = [ours, mine] if first == "anneal" else [mine, ours]

@@ -31,6 +31,7 @@ def content(tree: Path) -> dict[str, int]:
     return {str(path.relative_to(tree)): path.stat().st_mtime_ns for path in files}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_is_written_elsewhere(tree: Path, place: str) -> None:

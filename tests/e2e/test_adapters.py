@@ -21,6 +21,7 @@ def runner(folder: Path) -> Runner:
     return Runner(folder)
 
 
+@pytest.mark.long
 def test_adapters_are_trained_continued_evaluated_and_merged(tmp_path: Path) -> None:
     base, adapters, more = (runner(tmp_path / name) for name in ("base", "adapters", "more"))
     base.configure("lenet5", SHORT | {"CONFIG_MAX_STEPS": "3"})

@@ -85,6 +85,7 @@ def test_its_names_are_completed(tmp_path: Path) -> None:
     assert words("SYM=TINY_NET_") == {"SYM=TINY_NET_WIDTH"}
 
 
+@pytest.mark.long
 def test_a_run_keeps_and_tells_its_code(tmp_path: Path) -> None:
     folder, out = write_external(tmp_path / "of me"), tmp_path / "out"
     git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@example.org"]

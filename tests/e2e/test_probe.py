@@ -19,6 +19,7 @@ from train.training_data import open_training_data
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_a_run_measures_first_and_the_plan_knows_it_afterwards(tmp_path: Path) -> None:
     runner, home = Runner(tmp_path), {"HOME": str(tmp_path)}
     steps = {"CONFIG_AUTO_METHOD_PROBE": "y", "CONFIG_MAX_STEPS": "2", "CONFIG_TARGET_EFFECTIVE_BATCH": "2"}

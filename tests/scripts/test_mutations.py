@@ -109,6 +109,7 @@ def test_a_verdict_is_the_first_test_that_fails(
     assert mutations.first_failure(tmp_path, ["tests/a.py"], seconds=7) == verdict
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_faults_are_put_in_and_taken_out_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tree: Path
