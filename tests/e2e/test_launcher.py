@@ -39,13 +39,13 @@ if os.environ.get("RANK") == {rank!r}:
 """
 
 
-# Workers that have not told their numbers yet, however long it takes the test to send a signal. The parent of
-# one that is started in that moment may be gone before it looks: hence the end.
+# Workers that have not told their numbers yet, however long it takes the test to send a signal. The folder of
+# the launch is removed when it ends; a parent may be gone before its worker looks for the first time.
 NOT_READY_YET = """
 import os, time
 if "RANK" in os.environ:
-    parent, begun = os.getppid(), time.monotonic()
-    while os.getppid() == parent and time.monotonic() < begun + 20:
+    folder, begun = os.path.dirname(os.environ["ANNEAL_STORE"]), time.monotonic()
+    while os.path.isdir(folder) and time.monotonic() < begun + 60:
         time.sleep(0.05)
 """
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lib.config import config_from_values
+from lib.data.datasets import key_values
 from lib.errors import ConfigError, ToolkitError
 from lib.kconf import Resolved, load_written
 from lib.runs import weight_files
@@ -88,6 +89,7 @@ def test_another_configuration_has_another_folder(monkeypatch: pytest.MonkeyPatc
 def test_weights_that_will_not_fit_are_refused_before_they_are_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(key_values, "TRAIN_SIZE", 512)  # each check makes them
     base = Base("defconfig:tiny", resolved(), tmp_path / "run-tiny")
     describe = partial(describe_training_data, root=ROOT)
 

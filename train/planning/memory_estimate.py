@@ -18,7 +18,7 @@ from lib.memory.live import CUDA_GRANULARITY, LiveBytes, Trace
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, WORK, MemoryEstimator, Parts, RefusedBatchError, StepSettings, plan_of
-from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Precision
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan
 from train.build import make_job, placement_of
 from train.planning.traced_steps import Launches, run_traced
 from train.record import Record
@@ -29,7 +29,11 @@ _SAVED = ("parameters", "optimizer", "averages")
 _Key: TypeAlias = tuple[StepSettings, str]  # and the placement of the data
 BEYOND = 1.1  # of the largest traced size, to which the line through smaller ones is believed
 _ALONE = Layout(strategy="single", world=1, shard=1)
-_OTHER_HALF: Mapping[Precision, Precision] = {"bf16": "fp16", "fp16": "bf16"}
+# Values of a field whose traces may be the same.
+_ALIKE: Mapping[str, Mapping[Any, Any]] = {
+    "precision": {"bf16": "fp16", "fp16": "bf16"},
+    "device": {"cuda": "mps", "mps": "cuda"},
+}
 _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
@@ -51,7 +55,7 @@ class MemoryTraces:
 
     Storages are affine in the micro-batch while the step is the same: between two traced sizes, and a bit
     beyond, the line through both is believed once it gave a third trace exactly. Else each is traced.
-    Half precisions whose traces are the same at one size are believed to be the same at all.
+    Half precisions, and kinds of devices, whose traces are the same once are believed to be the same at all.
     """
 
     def __init__(self, config: Config, data: TrainingData) -> None:
@@ -59,7 +63,7 @@ class MemoryTraces:
         self._found: dict[_Key, MemoryTrace | RefusedBatchError] = {}
         self._traced: dict[_Key, dict[int, MemoryTrace]] = {}  # by the mode with a micro-batch of 1, by size
         self._lines: dict[_Key, tuple[int, int]] = {}  # sizes that the believed line goes through
-        self._same: dict[_Key, Precision] = {}  # by the mode, the precision whose traces are its own
+        self._same: dict[_Key, Mapping[str, Any]] = {}  # by `_family`, the fields of one that has its traces
         self._parts: dict[tuple[Any, ...], dict[str, int]] = {}
         self._units = functools.cache(functools.partial(stored_units, data, config))
 
@@ -80,8 +84,7 @@ class MemoryTraces:
         own = replica if replica is not None and replica.strategy != "single" else None
         device: Kind = "cuda" if step.device == "rocm" else step.device  # simulated alike
         step = dataclasses.replace(step, device=device, layout=own, compile=False)
-        same = self._same.get((dataclasses.replace(step, micro_batch=1), placement), step.precision)
-        return dataclasses.replace(step, precision=same), placement
+        return dataclasses.replace(step, **self._same.get(_family(step, placement), {})), placement
 
     def _of(self, key: _Key, hardware: Hardware) -> MemoryTrace:
         if key not in self._found:
@@ -110,10 +113,12 @@ class MemoryTraces:
                 self._lines[mode] = min(low, size), max(high, size)
                 break
         known[size] = found
-        if other := _OTHER_HALF.get(step.precision):
-            twin = dataclasses.replace(mode[0], precision=other), mode[1]
-            if twin not in self._same and self._traced.get(twin, {}).get(size) == found:
-                self._same[mode] = other
+        for name, alike in _ALIKE.items():
+            own = {name: alike.get(getattr(step, name), getattr(step, name))}
+            other = dataclasses.replace(mode[0], **own), mode[1]
+            is_free = other != mode and _family(*other) not in self._same
+            if is_free and self._traced.get(other, {}).get(size) == found:
+                self._same.setdefault(_family(*mode), own)
         return found
 
     def least_peak(self, step: StepSettings, hardware: Hardware, *, without: Sequence[str]) -> int:
@@ -169,6 +174,10 @@ class MemoryTraces:
             return {**parts, **dict(zip(WORK, work, strict=True))}
 
         return predict
+
+
+def _family(step: StepSettings, placement: str) -> _Key:
+    return dataclasses.replace(step, micro_batch=1, accumulates=False), placement
 
 
 def affine(traced: Mapping[int, MemoryTrace], low: int, high: int, size: int) -> MemoryTrace | None:

@@ -6,6 +6,8 @@ test text is in the training part.
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,21 +27,22 @@ class Question(NamedTuple):
     answer: str
 
 
-def questions(part: PartName) -> list[Question]:
+def questions(part: PartName) -> tuple[Question, ...]:
     """Return the TRAIN_SIZE or TEST_SIZE questions of a part."""
     train = _drawn("train", TRAIN_SIZE)
     if part == "train":
         return train
     seen = {question.source for question in train}
     # About one in 25 is in the training part.
-    fresh = [question for question in _drawn("test", 2 * TEST_SIZE) if question.source not in seen]
-    return fresh[:TEST_SIZE]
+    fresh = (question for question in _drawn("test", 2 * TEST_SIZE) if question.source not in seen)
+    return tuple(islice(fresh, TEST_SIZE))
 
 
-def _drawn(part: PartName, count: int) -> list[Question]:
+@cache  # both parts need those for training
+def _drawn(part: PartName, count: int) -> tuple[Question, ...]:
     below = (len(KEYS), len(KEYS) - 1, 2, *[len(LETTERS)] * 4)
     columns = [integers(key("facts", part, n), (count,), below=limit) for n, limit in enumerate(below)]
-    return [_question(*row) for row in np.stack(columns, axis=1).tolist()]
+    return tuple(_question(*row) for row in np.stack(columns, axis=1).tolist())
 
 
 def _question(first: int, further: int, requested: int, *values: int) -> Question:

@@ -92,21 +92,28 @@ def test_a_line_stays_believed_between_its_sizes() -> None:
 
 
 @pytest.mark.parametrize("model", ["lenet5", "resnet18", "gpt2"])
-def test_a_half_precision_whose_trace_is_the_other_s_is_not_traced_again(model: str) -> None:
+@pytest.mark.parametrize(("field", "values"), [("precision", ("bf16", "fp16")), ("device", ("cuda", "mps"))])
+def test_what_has_the_traces_of_another_is_not_traced_again(
+    model: str, field: str, values: tuple[str, str]
+) -> None:
     config = small_config(model, optimizer="adamw", data_placement="stream")
     data = data_of(config)
-    traces, halves = MemoryTraces(config, data), ("bf16", "fp16", "bf16", "fp16")
+    traces, own = MemoryTraces(config, data), {"device": "cuda", "precision": "fp32"}
     steps = [
-        dataclasses.replace(TRIAL, device="cuda", precision=precision, micro_batch=size)
-        for size in (4, 16)
-        for precision in halves
+        dataclasses.replace(TRIAL, **own | {field: value}, micro_batch=size, accumulates=accumulates)
+        for size, accumulates in ((4, True), (16, True), (8, False))
+        for value in (*values, *values)
     ]
     with mock.patch.object(memory_estimate, "trace_memory", wraps=trace_memory) as traced:
         found = [traces.of(step, CPU) for step in steps]
-    assert [(call.args[1].precision, call.args[1].micro_batch) for call in traced.call_args_list] == [
-        ("bf16", 4), ("fp16", 4), ("bf16", 16),
-    ]  # fmt: skip
-    assert found[-1] == trace_memory(config, plan_of(steps[-1]), data, hardware=CPU)
+    asked = [(getattr(call.args[1], field), call.args[1].micro_batch) for call in traced.call_args_list]
+    first, other = values
+    if (model, field) == ("gpt2", "device"):  # whose attention is another kernel
+        assert asked == [(value, size) for size in (4, 16, 8) for value in values]
+    else:
+        assert asked == [(first, 4), (other, 4), (first, 16), (first, 8)]
+    for step, trace in zip(steps[-2:], found[-2:], strict=True):
+        assert trace == trace_memory(config, plan_of(step), data, hardware=CPU)
 
 
 def test_a_half_precision_with_another_trace_is_traced() -> None:

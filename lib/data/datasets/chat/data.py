@@ -133,6 +133,8 @@ def fitting(samples: Sequence[Sample], size: int, *, policy: str, notes: list[st
     of: name of the part. Raises ConfigError if no sample is left.
     """
     long = [sample for sample in samples if len(sample.ids) > size]
+    if not long and samples:
+        return list(samples)
     cut = [sample._replace(ids=sample.ids[:size], counts=sample.counts[:size]) for sample in samples]
     kept = [
         short

@@ -171,7 +171,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     """
     name, synthetic = location.name, location.name not in PUBLISHED
     if synthetic:
-        train, test, source, anchor = questions("train"), questions("test"), "generated", ANCHOR
+        train, test = list(questions("train")), list(questions("test"))
+        source, anchor = "generated", ANCHOR
         location.log(f"{name}: made {len(train)} + {len(test)} synthetic questions")
     else:
         train, test, source = read_published(name, location.files)
