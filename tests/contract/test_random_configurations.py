@@ -24,7 +24,7 @@ from tests.support.configs import load_hardware
 from tests.support.examples import merged, told_of
 
 ROOT = Path(__file__).resolve().parents[2]
-MANY = [120, pytest.param(1000, marks=pytest.mark.long)]
+MANY = [60, pytest.param(1000, marks=pytest.mark.long)]
 MOST = 10_000
 MACHINES = ("h100-80g-70g-free-x4", "rtx3090", "cpu-8g")
 PARTS, PART = 4, 5  # of the sample that trains; the workers of the tests share them

@@ -27,8 +27,9 @@ def new_model(tree: Path, name: str, task: str = "classify") -> subprocess.Compl
     return subprocess.run(command, cwd=tree, capture_output=True, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["classify", pytest.param("lm", marks=pytest.mark.long)])
+@pytest.mark.parametrize("task", ["classify", "lm"])
 def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
     done = new_model(tree, "my_net", task)
     assert done.returncode == 0, done.stderr

@@ -83,7 +83,7 @@ def made_by(factory: pytest.TempPathFactory, world: int, kind: str, models: Sequ
     return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
 
 
-@pytest.fixture(scope="module", params=[2, 3, *WORLDS])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.long), 3, *WORLDS])
 def combined(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Outcome]]:

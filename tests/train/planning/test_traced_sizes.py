@@ -23,10 +23,11 @@ pytestmark = pytest.mark.slow
 TRIAL = CPU_TRIAL
 # Those of the plug-ins that learn from images, too.
 IMAGE_MODELS = [name for name, example in examples().items() if not hasattr(example, "data")]
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in IMAGE_MODELS]
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16"), ("rocm", "fp16")])
-@pytest.mark.parametrize("model", ["lenet5", "resnet50", "gpt2", "resnet_bk", *IMAGE_MODELS])
+@pytest.mark.parametrize("model", ["lenet5", "resnet50", "gpt2", "resnet_bk", *OTHERS])
 def test_a_size_on_the_line_is_what_its_own_trace_says(
     model: str, device: Any, precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 TRIAL = CPU_TRIAL
 # Those of the plug-ins that learn from images, too.
 IMAGE_MODELS = [name for name, example in examples().items() if not hasattr(example, "data")]
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in IMAGE_MODELS]
 
 
 def traced(config: Any, step: StepSettings, *, run_all: bool = False) -> tuple[MemoryTrace, int]:
@@ -41,7 +42,7 @@ def traced(config: Any, step: StepSettings, *, run_all: bool = False) -> tuple[M
 
 @pytest.mark.parametrize("accumulates", [True, False])
 @pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16")])
-@pytest.mark.parametrize("model", ["lenet5", "resnet18", "gpt2", "resnet_bk", *IMAGE_MODELS])
+@pytest.mark.parametrize("model", ["lenet5", "resnet18", "gpt2", "resnet_bk", *OTHERS])
 def test_one_micro_batch_says_what_all_take(
     model: str, device: Any, precision: Any, accumulates: bool
 ) -> None:
