@@ -73,14 +73,19 @@ def check_weights(config: Config, spec: Spec, root: Path, *, log: Callable[[str]
         log(f"Initial weights: {found}: {_load(model, found, config)}")
 
 
-def check_tokens(config: Config, dataset: Dataset, root: Path) -> None:
-    """Raise ConfigError where the weights are of a run whose tokens stand for other texts than the data's."""
+def check_tokens(config: Config, dataset: Dataset, root: Path, *, log: Callable[[str], None]) -> None:
+    """Raise ConfigError where the weights are of a run whose tokens stand for other texts than the data's.
+
+    Raises ToolkitError where that cannot be read.
+    """
     found, own = initial_weights(config, root), dataset.tokenizer
     if found is None or found.checkpoint is None or own is None:
         return
-    from lib.runs.index import objects_of  # a run without initial weights does not import it
-
-    theirs = objects_of(RunDir(found.checkpoint[0].parent), "preprocess")[0]["preprocess"].get("tokenizer")
+    run = RunDir(found.checkpoint[0].parent)
+    if not (run.path / "preprocess.json").exists():  # of an older version
+        log(f"note: {run.path} does not say which tokens its weights are for; they are not compared")
+        return
+    theirs = run.read_json("preprocess").get("tokenizer")
     by_folder = own.name == "huggingface" and theirs is not None and theirs["name"] == own.name
     if theirs and not by_folder and theirs != own.to_json():  # a folder may have moved
         raise ConfigError(

@@ -146,7 +146,7 @@ def check_start(config: Config, dataset: Dataset, root: Path, *, log: Callable[[
         from train.initial_weights import check_tokens, check_weights
 
         check_weights(config, dataset.spec, root, log=log)
-        check_tokens(config, dataset, root)
+        check_tokens(config, dataset, root, log=log)
     elif config.model_options.get("dir"):
         from train.initial_weights import check_head
 

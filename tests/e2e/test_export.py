@@ -73,9 +73,7 @@ def trained(kind: str, folder: Path) -> Restored:
     return restore("", root=ROOT, runs=runner.runs, best=False, needs_data=False)
 
 
-@pytest.fixture(
-    scope="module", params=["images", "classes", pytest.param("numbers", marks=pytest.mark.long)]
-)
+@pytest.fixture(scope="module", params=["images", "classes", pytest.param("numbers", marks=pytest.mark.long)])
 def exported(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Restored, Path, float | None]:

@@ -274,8 +274,13 @@ def test_weights_for_other_tokens_of_the_same_number_are_refused(
     monkeypatch.setattr(initial_weights, "initial_weights", lambda *_: found)
     config = small_lm_config()
     own = dataclasses.replace(text_data(config).dataset, tokenizer=CharTokenizer("abc"))
-    check = partial(initial_weights.check_tokens, config, own, tmp_path)
-    check()  # a run of an older version does not say
+    said = list[str]()
+    check = partial(initial_weights.check_tokens, config, own, tmp_path, log=said.append)
+    check()  # a run of an older version
+    assert said == [f"note: {tmp_path} does not say which tokens its weights are for; they are not compared"]
+    (tmp_path / "preprocess.json").write_text('{"tokenizer": {"na')
+    with pytest.raises(ToolkitError, match=r"preprocess\.json is damaged"):
+        check()
     (tmp_path / "preprocess.json").write_text(json.dumps({"tokenizer": CharTokenizer("abc").to_json()}))
     check()
     for tokenizer in (CharTokenizer("abd"), ByteTokenizer()):
