@@ -32,7 +32,7 @@ def with_trial(config: Config, spec: Spec, facts: ModelFacts) -> ModelFacts:
     rows = 2 * GROUP if facts.has_batchnorm else 2
     flop = 2 * rows * (facts.flop_per_sample or 0) / 3
     if (facts.parameters or 0) > MOST_PARAMETERS or flop > MOST_FLOP:
-        untried = f"its layers, which were not tried: that takes {flop / 1e9:,.0f} GFLOP"
+        untried = f"all layers (a trial takes {flop / 1e9:,.0f} GFLOP)"
         return dataclasses.replace(facts, inexact=(untried,))
     with ModelCode(config.model, torchs=True):
         model = build_model(config.model, config.model_options, spec, seed=config.seed)

@@ -214,8 +214,8 @@ def why_norm_batch(config: ConfigView, facts: ModelFacts) -> str:
     if facts.inexact:
         shown = ", ".join(facts.inexact[:_SHOWN])
         shown += f" and {len(facts.inexact) - _SHOWN} more" if len(facts.inexact) > _SHOWN else ""
-        layers += f"; NOTE: not independent of the micro-batch, by trying it: {shown}; torch's generator is "
-        layers += "seeded by (seed, step, sample), so that runs can be repeated and resumed"
+        layers += f"; NOTE: no trial showed these to be independent of the micro-batch: {shown}; torch's "
+        layers += "generator is seeded by (seed, step, sample), so that runs can be repeated and resumed"
     return _why_norm_batch(config, facts) + layers
 
 

@@ -96,8 +96,8 @@ COMMANDS = {
     "make export FORMAT=huggingface DIRECTORY=my-classifier": DRY,
     'make setconfig SET="MODEL_HUGGINGFACE=y HUGGINGFACE_INPUT_CAUSAL=y HUGGINGFACE_DIR=../my-llama '
     "ADAPT_LORA=y LEARNING_RATE=0.0002 DATASET_CHAT=y DATA_DIR=../chats CHAT_FILE=chat.jsonl "
-    'BLOCK_SIZE=512"': SETTINGS,
-    "make export MERGE=y DIRECTORY=tuned": DRY,
+    'BLOCK_SIZE=512 BUDGET_EPOCHS=y NUM_EPOCHS=3"': SETTINGS,
+    "make export MERGE=y BEST=1 DIRECTORY=tuned": DRY,
     'make setconfig SET="DATASET_TEXT_FILES=y DATA_DIR=../texts BLOCK_SIZE=512"': SETTINGS,
     'make setconfig SET="DATASET_TOKEN_BINS=y VOCAB_SIZE=32000 DATA_DIR=../tokens"': SETTINGS,
     'make setconfig SET="TABULAR_TARGETS=kind TABULAR_TARGET_CLASSES=y"': SETTINGS,

@@ -124,7 +124,7 @@ def test_without_the_conversion_it_does_and_the_layers_are_named(
     options = {"hardware": CPU, "plan": small_plan(8), "root": tmp_path, "runs": tmp_path}
     passed, finding = checks.accumulation(checks.Candidate(config=config, data=data, **options))
     assert not passed and data.facts.inexact[0] in finding
-    assert "NOTE: not independent of the micro-batch, by trying it: " in plan.reasons["norm_batch"]
+    assert "NOTE: no trial showed these to be independent of the micro-batch: " in plan.reasons["norm_batch"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -185,7 +185,8 @@ def accumulation(candidate: Candidate) -> tuple[bool, str]:
     differences = torch.tensor([relative_difference(one, gradients[0]) for one in gradients[1:]])
     worst = float(differences.max())  # NaN if one of them is, unlike Python's max
     pieces = ", ".join(str(len(split)) for split in splits)
-    layers = f"; by trying them: {', '.join(inexact)}" if (inexact := candidate.data.facts.inexact) else ""
+    inexact = ", ".join(candidate.data.facts.inexact)
+    layers = f"; not shown to be independent of them: {inexact}" if inexact else ""
     return worst < CLOSE, f"{worst:.1e} at most between {pieces} micro-batches{layers}"
 
 
