@@ -72,13 +72,14 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
 
 
 def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampling: Sampling) -> int:
-    """Print `prompt` and its continuation by the language model of run `name`."""
+    """Print the run, and `prompt` with its continuation by the language model of run `name`."""
     restored = restore(name, root=root, runs=runs, best=best, needs_data=False)
     dataset = restored.data.dataset
     if isinstance(dataset.spec, ChatSpec):
         from train.tasks.chat.exhibits import answer
 
-        print(answer(restored.job, dataset, prompt, sampling=sampling))
+        found = answer(restored.job, dataset, prompt, sampling=sampling)
+        print(f"{restored.run.path}, step {restored.step}:\n{found}")
         return 0
     if not isinstance(dataset.spec, TextSpec):
         raise ConfigError(f"{restored.run.path} is not a language model", todo="name one with RUN=")
@@ -90,7 +91,8 @@ def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampli
     if not tokens:
         raise ConfigError("the prompt is empty", todo="give some text as PROMPT=")
     with restored.job.train_loader, restored.job.eval_loader:
-        print(continued_text(restored.job, dataset.tokenizer, tokens, sampling=sampling))
+        found = continued_text(restored.job, dataset.tokenizer, tokens, sampling=sampling)
+    print(f"{restored.run.path}, step {restored.step}:\n{found}")
     return 0
 
 

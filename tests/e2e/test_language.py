@@ -82,7 +82,9 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(runner: Runner, tmp_path
 
 def test_a_sample_follows_from_its_options(runner: Runner) -> None:
     def sample(*options: str) -> str:
-        return runner.run("sample", "--prompt", "12 is ", "--tokens", "20", *options)
+        run, _, text = runner.run("sample", "--prompt", "12 is ", "--tokens", "20", *options).partition("\n")
+        assert run == f"{runner.newest().path}, step {runner.newest().status().step}:"
+        return text
 
     one = sample("--seed", "1")
     assert one.startswith("12 is ") and len(one.encode()) >= 20

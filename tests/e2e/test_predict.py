@@ -249,7 +249,9 @@ def test_other_tasks_name_the_command_for_them(tmp_path: Path) -> None:
     refused = runner.run("predict", "--input", str(text), status=2)
     assert "error: a language model predicts no class; make sample PROMPT= continues a text" in refused
     text.unlink()
-    assert runner.run("sample", "--prompt", "12 is").startswith("12 is")
+    run, answer = runner.run("sample", "--prompt", "12 is").splitlines()[:2]
+    assert answer.startswith("12 is")
+    assert run == f"{runner.newest().path}, step {runner.newest().status().step}:"
 
 
 def run(given: str, out: Path | None, *, top: int = 0) -> int:
