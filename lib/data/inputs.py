@@ -20,7 +20,7 @@ import numpy.typing as npt
 from lib.data import types
 from lib.data.datasets.image_folder.data import BadSampleError, decode
 from lib.data.datasets.image_folder.image_files import SUFFIXES
-from lib.data.datasets.tabular.data import encoded
+from lib.data.datasets.tabular.data import OF_DATES, encoded
 from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.datasets.text_files import padded
 from lib.data.tokenizers import as_text, tokenizer_from_json
@@ -214,7 +214,7 @@ def _decoded(files: list[str], spec: Any, rows: int) -> Iterator[Rows]:
             images = [*pool.map(one, names)]
             if not bad:
                 yield Rows(names, np.stack(cast(list[Images], images)))
-    todo = "replace them, or leave them out of INPUT="
+    todo = "replace them, or leave them out: INPUT=- reads names of files, one per line"
     raise_faults(f"{len(bad)} of {len(files)} images cannot be decoded", sorted(bad), todo=todo)
 
 
@@ -343,7 +343,7 @@ def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> R
         rows: dict[str, Any] = {"block_size": spec.block_size, "pad": spec.pad, "places": names}
         tokens, cut = padded(texts, tokenizer=dataset.tokenizer, **rows)
     except DataError as error:  # unknown characters, or the token of padding
-        raise ConfigError(f"{table.file}: {error.what}", why=error.why) from error
+        raise ConfigError(f"{table.file}: {error.what}", why=error.why, todo=error.todo) from error
     if cut:
         length = f"{spec.block_size} {dataset.tokenizer.unit}s"
         log(f"{table.file}: {cut} of {len(texts)} texts are cut at {length}")
@@ -388,11 +388,11 @@ def _check_known(column: Column, table: Table) -> None:
         )
     if unknown := _unknown(column, table):
         text = table.columns[column.name][unknown[0]]
-        raise ConfigError(
-            f"{table.file}, {table.row(unknown[0])}: {column.name!r} is {text!r}",
-            why="the training data did not have it",
-            todo=meant(text, column.values, listed="" if len(column.values) <= 20 else "remove the row"),
-        )
+        what = f"{table.file}, {table.row(unknown[0])}: {column.name!r} is {text!r}"
+        todo = meant(text, column.values, listed="" if len(column.values) <= 20 else "remove the row")
+        if table.date(column.name):
+            todo = f"{OF_DATES}, and train again"
+        raise ConfigError(what, why="the training data did not have it", todo=todo)
 
 
 def _row_names(table: Table) -> list[str]:

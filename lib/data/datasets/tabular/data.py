@@ -21,7 +21,10 @@ from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabe
 from lib.errors import ConfigError, DataError, meant, raise_faults
 
 MOST_CATEGORIES = 1000  # of a column; one with more is rather a mistake
+MANY_CATEGORIES = 50  # of a column; more than this, and than one in ten rows for training, are reported
 FEWEST_ROW_NAMES = 20  # whole numbers of fewer rows may all differ by chance
+_OTHER_INPUTS = "leave it out by naming the others in CONFIG_TABULAR_INPUTS"
+OF_DATES = "make numbers of them in the table, such as year, month and weekday, or the days since the first"
 _OTHER_TARGET = "add rows with other values, or name another column in CONFIG_TABULAR_TARGETS"
 
 
@@ -74,8 +77,9 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
             raise DataError(f"{table.file}: no row is left for {part}", todo=todo)
     train = table, rows[0]
     columns = tuple(_column(options, *train, name) for name in schema.inputs)
-    if not options.inputs:
-        _report_row_names(table, schema, location)
+    for column in columns:
+        if advice := _advice(options, *train, column):
+            location.log(f"{table.file}: input {column.name!r} {advice}")
     inputs = [encoded(columns, *pair) for pair in zip(tables, rows, strict=True)]
     spec, targets, classes = _targets(options, columns, schema, tables, rows)
     parts = [ArrayPart(*pair) for pair in zip(inputs, targets, strict=True)]
@@ -118,18 +122,26 @@ def _schema(options: Options, table: Table) -> _Schema:
     return _Schema(targets, inputs)
 
 
-def _report_row_names(table: Table, schema: _Schema, location: DataLocation) -> None:
-    """Log inputs that nobody chose by name and that look like names of rows, such as an id."""
-    if len(table) < FEWEST_ROW_NAMES:
-        return
-    for name in schema.inputs:
+def _advice(options: Options, table: Table, rows: npt.NDArray[np.int64], column: Column) -> str:
+    """Return what is odd about an input, and what to do about it; "" for nothing.
+
+    Categories by name may be dates, and many; inputs by name may have another value in each row.
+    """
+    name, count, is_category = column.name, len(column.values), bool(column.values)
+    if name in _names(options.categories):
+        return ""
+    if is_category and (date := table.date(name)):
+        effect = f"has dates or times, such as {date}, which are {count} categories"
+        return f"{effect}, and none of them is a later one; {OF_DATES}, or {_OTHER_INPUTS}"
+    if not options.inputs and len(table) >= FEWEST_ROW_NAMES:
         values = table.numbers(name)
         is_counted = values is None or bool((values == np.round(values)).all())  # a measurement is no name
         if is_counted and len({*table.columns[name]}) == len(table):
-            location.log(
-                f"{table.file}: input {name!r} has another value in each of {len(table)} rows; if it only "
-                "names them, leave it out by naming the others in CONFIG_TABULAR_INPUTS"
-            )
+            return f"has another value in each of {len(table)} rows; if it only names them, {_OTHER_INPUTS}"
+    if count > max(MANY_CATEGORIES, len(rows) // 10):
+        effect = f"has {count} categories in {len(rows)} rows for training, one input each"
+        return f"{effect}; {_OTHER_INPUTS}, make numbers of it, or name it in CONFIG_TABULAR_CATEGORIES"
+    return ""
 
 
 def _names(listed: str) -> list[str]:
@@ -201,9 +213,11 @@ def _column(options: Options, table: Table, rows: npt.NDArray[np.int64], name: s
         )
     texts = _texts(table, rows, name)
     if len(texts) > MOST_CATEGORIES:
+        date = table.date(name)
         raise DataError(
             f"{table.file}: column {name!r} has {len(texts)} different texts, more than {MOST_CATEGORIES}",
-            todo="leave it out by naming the others in CONFIG_TABULAR_INPUTS",
+            why=f"they are dates or times, such as {date}" if date else "",
+            todo=f"{OF_DATES}, or {_OTHER_INPUTS}" if date else _OTHER_INPUTS,
         )
     return Column(name=name, values=texts)
 
@@ -288,10 +302,11 @@ def _targets(
             values = tables[0].numbers(name)
             if values is None:
                 tables[0].check_commas(name)
+                mend = OF_DATES if tables[0].date(name) else "mend it, or set CONFIG_TABULAR_TARGET_CLASSES=y"
                 raise DataError(
                     f"{tables[0].file}: column {name!r} is predicted and no column of numbers",
                     why=f"it has {_no_numbers(tables[0], name)[0]}",
-                    todo="mend it, or set CONFIG_TABULAR_TARGET_CLASSES=y",
+                    todo=mend,
                 )
             trained.append(values[rows[0]])
             known.append(Column.of_numbers(name, trained[-1]))

@@ -30,6 +30,19 @@ _TEXT = np.dtypes.StringDType()  # 16 bytes for a text of up to 15; a str has 49
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}([. '\u2019\u00a0\u202f]\d{3})+),\d+([eE][+-]?\d+)?")
 _THOUSANDS_COMMA = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 
+# 2024-05-31, 2024-05, 31.5.2024, 5/31/24, 31 May 2024 and May 31, 2024, with or without a time, and 12:30:00.
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_DAYS = (
+    r"\d{4}-\d\d?(-\d\d?)?",
+    r"\d{4}(?P<first>[/.])\d\d?(?P=first)\d\d?",
+    r"\d\d?(?P<second>[-/.])\d\d?(?P=second)(\d{4}|\d\d)",
+    rf"\d\d?\.?[- ]{_MONTH}[- ]\d{{2,4}}",
+    rf"{_MONTH}[- ](\d\d?,? )?\d{{4}}",
+)
+_DAY = "|".join(_DAYS)
+_TIME = r"\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[ap]m)?( ?(z|utc|[-+]\d\d(:?\d\d)?))?"
+_DATE = re.compile(rf"({_DAY})([t ]{_TIME})?|{_TIME}", re.IGNORECASE)
+
 Texts: TypeAlias = Sequence[str]  # a list, or an array of _TEXT
 
 
@@ -91,6 +104,13 @@ class Table:
             why=f"such as {texts[row]!r} in {self.row(row)}",
             todo=f"write {' or '.join(written[row])} {rule}{instead}",
         )
+
+    def date(self, name: str) -> str:
+        """Return the first date or time of a column with its row; "" unless most of its values are some."""
+        texts = self.columns[name]
+        found = [row for row, text in enumerate(texts) if _DATE.fullmatch(text)]
+        given = len(self) - int(self.missing(name).sum())
+        return f"{texts[found[0]]!r} in {self.row(found[0])}" if 2 * len(found) > given else ""
 
     def missing(self, name: str) -> npt.NDArray[np.bool_]:
         """Return where a column has no value (N,)."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from lib.data.datasets.tabular import table_files
-from lib.data.datasets.tabular.data import FEWEST_ROW_NAMES
 from lib.data.datasets.tabular.table_files import read_table
 from lib.data.types import TableClassSpec, TableSpec
 from lib.errors import ConfigError, DataError, ToolkitError
@@ -79,21 +78,6 @@ def test_rows_of_a_group_stay_together_and_the_group_is_no_input(tmp_path: Path)
     found = np.rint(dataset.test.take()[0][:, 0] * column.std + column.mean).astype(int)
     groups, counts = np.unique(found // 10, return_counts=True)
     assert len(groups) > 2 and (counts == 10).all()
-
-
-def test_inputs_that_may_only_name_their_rows_are_told(tmp_path: Path) -> None:
-    names, heading = "row{0},{0},{0}.5,{1},{0}", "name,id,size,rooms,price"
-    rows = [names.format(row, row % 7) for row in range(FEWEST_ROW_NAMES)]
-
-    def told(count: int, **options: Any) -> list[str]:
-        said: list[str] = []
-        folder = table(tmp_path, rows[:count], heading=heading)
-        opened("tabular", {**DEFAULTS, **options}, data_dir=folder, log=said.append)
-        return [line.split("input ")[1].split()[0] for line in said]
-
-    assert told(FEWEST_ROW_NAMES) == ["'name'", "'id'"]  # not the measurement, which differs everywhere, too
-    assert not told(FEWEST_ROW_NAMES, inputs="id,rooms")  # chosen by name
-    assert not told(FEWEST_ROW_NAMES - 1)
 
 
 def test_a_file_for_validation_is_normalised_by_the_training_part(tmp_path: Path) -> None:
