@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -14,6 +15,7 @@ from lib.config import Config
 from lib.data.sampler import HasLengths, sample_stream
 from lib.data.types import Dataset, TextSpec, TokenPart, TokenTagSpec
 from lib.devices.host import given_to_make, make_in
+from lib.errors import DataError
 from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
 from lib.plan.types import COLLECTIVE_FORWARD, Hardware
 from lib.plugin_folders import ROOT
@@ -26,6 +28,7 @@ from train.training_data import TrainingData, cache_of, make_training_data
 
 PROMPT_TOKENS = 16
 SAMPLE_TOKENS = 100
+_PROMPT_CHARACTERS = 12  # of a text without blanks
 
 
 @runtime_checkable
@@ -36,7 +39,7 @@ class HasRunNote(Protocol):
         """Return the note, None for none."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def report_memory(job: Job, hardware: Hardware) -> Iterator[None]:
     """Report the device's peak memory when training ends, also by a signal."""
     try:
@@ -157,11 +160,12 @@ def next_commands(run: Path, config: Config, dataset: Dataset, *, root: Path) ->
     where, is_default = run.parents[1], run.parents[1].absolute() == root / "runs"
     given = "" if is_default else f" {_quoted('O', where.parent)}"
     given += _environment()
-    samples = isinstance(dataset.spec, TextSpec) and dataset.tokenizer is not None
+    evaluate = "eval BEST=1" if config.checkpoints.keep_best else "eval"
+    prompt = _prompt(dataset)
     commands = {
         "report": "write a page about it",
-        "sample PROMPT=The" if samples else "eval BEST=1" if config.checkpoints.keep_best else "eval": (
-            "continue a text with it" if samples else "evaluate it again, from its checkpoint"
+        f"sample {_quoted('PROMPT', prompt)}" if prompt else evaluate: (
+            "continue a text with it" if prompt else "evaluate it again, from its checkpoint"
         ),
         "runs": "list it with the others",
     }
@@ -181,8 +185,21 @@ def _environment() -> str:
     return "".join(f" {word}" for word in given_to_make("VENV", "PYTHON"))
 
 
-def _quoted(variable: str, path: Path) -> str:
-    return shlex.quote(f"{variable}={path}".replace("$", "$$"))
+def _quoted(variable: str, value: Path | str) -> str:
+    return shlex.quote(f"{variable}={value}".replace("$", "$$"))
+
+
+def _prompt(dataset: Dataset) -> str:
+    """Return a beginning that a language model can continue, from its data if they lack "The"; else ""."""
+    if not isinstance(dataset.spec, TextSpec) or dataset.tokenizer is None:
+        return ""
+    with contextlib.suppress(DataError):  # of characters that the data do not have
+        dataset.tokenizer.encode("The")
+        return "The"
+    inputs_1T, _ = dataset.test.take(np.zeros(1, np.int64))
+    text = dataset.tokenizer.decode(inputs_1T[0])
+    words = re.findall(r"\w+", text) or text.split()
+    return words[0][:_PROMPT_CHARACTERS] if words else ""
 
 
 def _log_sample(job: Job, dataset: Dataset) -> None:

@@ -31,7 +31,8 @@ END_OF_TEXT = "<|endoftext|>"
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _CHUNK = 1 << 20  # characters split into words at a time
 _LARGEST_CACHE = 1 << 20  # words whose ids are kept
-_SHOWN = 5  # characters named in a message
+_SHOWN = 5  # characters named in a message as unknown
+_MOST_SHOWN = 100  # characters named as known
 
 Pair = tuple[bytes, bytes]
 
@@ -114,6 +115,11 @@ class CharTokenizer:
         """Return its name and characters."""
         return {"name": self.name, "characters": self.characters}
 
+    def _some(self) -> str:
+        """Return the characters for a message, but for white space; few of very many."""
+        found = "".join(self.characters.split())
+        return found if len(found) <= _MOST_SHOWN else f"{found[:_MOST_SHOWN]}..."
+
     def _ids(self, text: str) -> Tokens:
         codes = _codes(text)
         places = np.searchsorted(self._codes, codes)
@@ -122,7 +128,8 @@ class CharTokenizer:
             unknown = [chr(code) for code in np.unique(codes[~known])]
             raise DataError(
                 f"characters that the vocabulary lacks: {', '.join(map(repr, unknown[:_SHOWN]))}",
-                why=f"it has the {self.vocab_size} of the data",
+                why=f"it has the {self.vocab_size} of the data: {self._some()}",
+                todo="leave them out, or train with CONFIG_TOKENIZER_BYTE=y, which takes any text",
             )
         ids: Tokens = places.astype(narrowest(self.vocab_size))
         return ids

@@ -182,6 +182,11 @@ def test_a_model_of_a_new_task_trains_at_once(tree: Path) -> None:
     small = {"DATASET_SCENES": "y", "DATA_LIMIT": "500", "TARGET_EFFECTIVE_BATCH": "50"}
     found = losses(tree, "my_net", MY_TASK_FOCUS="1.0", **small)
     assert found[-1] < found[0] < 0.95 * 2.4, "a focus makes a loss smaller than ln 10"
+    preflight = ["make", "preflight", "JSON=1", "VENV=", f"PYTHON={sys.executable}"]
+    strict = "CONFIG_MY_TASK_FOCUS=10"  # with which a uniform guess has a third of ln 10
+    done = subprocess.run([*preflight, strict], cwd=tree, capture_output=True, text=True)
+    first, *_ = json.loads(done.stdout)
+    assert first["name"] == "first loss" and first["passed"], done.stdout
     Image.new("RGB", (32, 32)).save(tree / "blank.png")
     for words in (["predict", "INPUT=blank.png", "OUT=out.json"], ["export", "FORMAT=pt2", "DIRECTORY=out"]):
         command = ["make", *words, "VENV=", f"PYTHON={sys.executable}"]

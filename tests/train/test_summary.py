@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.data.tokenizers import ByteTokenizer
-from lib.data.types import Dataset
+from lib.data.tokenizers import ByteTokenizer, CharTokenizer
+from lib.data.types import Dataset, TokenPart
 from tests.contract.making import ROOT, table
 from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import random_data, small_config
@@ -60,6 +60,30 @@ def test_the_next_commands_suit_the_task() -> None:
     text = text_data(small_lm_config()).dataset
     assert "sample" not in " ".join(commands(replace(text, tokenizer=None)))
     assert commands(replace(text, tokenizer=ByteTokenizer()))[1] == "make sample PROMPT=The"
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("The end", "PROMPT=The"),
+        ("\nden der", "PROMPT=den"),
+        ("«да», нет", "'PROMPT=да'"),
+        ("日本語の文章は空白がない長い文", "'PROMPT=日本語の文章は空白がない'"),
+        (" $# 'x", "PROMPT=x"),
+        (" $# '-", "'PROMPT=$$#'"),
+    ],
+)
+def test_the_prompt_is_one_that_the_tokenizer_takes(text: str, prompt: str) -> None:
+    tokenizer = CharTokenizer("".join(sorted({*text})))
+    data = text_data(small_lm_config()).dataset
+    part = TokenPart(tokenizer.encode_all((text * 9).encode()), len(text) + 1)
+    dataset = replace(data, test=part, tokenizer=tokenizer)
+    command = next_commands(ROOT / "runs" / NAME, small_config(), dataset, root=ROOT).partition(
+        "make sample "
+    )[2]
+    assert command.startswith(f"{prompt}  ")
+    (word,) = shlex.split(prompt)
+    tokenizer.encode(word.removeprefix("PROMPT=").replace("$$", "$"))
 
 
 @pytest.mark.parametrize("folder", ["build/lenet5", "my runs", "a$b", "it's"])

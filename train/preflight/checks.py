@@ -26,12 +26,13 @@ from lib.devices.base import Backend
 from lib.errors import ConfigError, ToolkitError
 from lib.nn.graph_lint import IteratesToConvergence, lint
 from lib.plan.types import Hardware, Plan, rank_shares
+from lib.plugins import TASKS
 from lib.runs import checkpoint
 from train import loop
 from train.build import make_job
 from train.job import Budget, Job, Progress, budget_of, warm_up_of
 from train.record import Record
-from train.tasks.base import Totals, naive_loss_of
+from train.tasks.base import Totals, borrows_naive_loss, naive_loss_of
 from train.training_data import TrainingData
 from train.upload import check_storage
 
@@ -102,14 +103,42 @@ def small_plan(plan: Plan, micro_batches: Sequence[int], *, world: int, device: 
 
 
 def first_loss(candidate: Candidate) -> tuple[bool, str]:
-    """Check that the loss of random weights is about that of a uniform guess."""
+    """Check that the loss of random weights is about that of a uniform guess.
+
+    Where the task's loss is not that of its `naive_loss`, the guess is a model's whose outputs are zero.
+    """
+    config = candidate.config
     job = candidate.job(*candidate.splits()[0], device=True)
     (found,) = _losses(job, 1)
-    expected = naive_loss_of(candidate.config, candidate.data.dataset.spec)
+    guess, expected = "a uniform guess has", naive_loss_of(config, candidate.data.dataset.spec)
+    is_borrowed = borrows_naive_loss(config)
+    if is_borrowed or config.class_weights:
+        guess, expected = "outputs of zero have", _loss_of_zeros(candidate)
     if expected is None:
         return math.isfinite(found), f"{found:.4f}; the task cannot predict it"
-    finding = f"{found:.4f}, a uniform guess has {expected:.4f}"
-    return abs(found - expected) < EXPECTED_LOSS * expected, finding
+    finding = f"{found:.4f}, {guess} {expected:.4f}"
+    if abs(found - expected) < EXPECTED_LOSS * expected:
+        return True, finding
+    cure = "start with smaller weights of the last layer"
+    if is_borrowed:
+        place = f"{TASKS.place(config.task)}/task.py"
+        cure += f", or define naive_loss(spec) in {place}: the loss to expect, or None if it is not known"
+    return False, f"{finding}; {cure}"
+
+
+def _loss_of_zeros(candidate: Candidate) -> float | None:
+    """Return the first loss of a model with outputs of zero; None if they are no tensor, or it is not > 0."""
+    job, outputs = candidate.job(*candidate.splits()[0], device=True), list[Any]()
+    forward = job.forward
+
+    def zeros(*inputs: Any, **options: Any) -> Any:
+        outputs.append(forward(*inputs, **options))
+        return outputs[-1] * 0 if isinstance(outputs[-1], Tensor) else outputs[-1]
+
+    job.forward = zeros
+    (found,) = _losses(job, 1)
+    are_plain = all(isinstance(each, Tensor) and each.dim() for each in outputs)
+    return found if are_plain and found > 0 else None
 
 
 def loss_falls(candidate: Candidate) -> tuple[bool, str]:

@@ -266,7 +266,13 @@ def baseline_of(
 def naive_loss_of(config: Config, spec: Spec) -> float | None:
     """Return the expected loss of an untrained model; None if its task cannot tell."""
     naive_loss = _optional(config, "naive_loss")
-    return None if naive_loss is None else naive_loss(spec)
+    return None if naive_loss is None or borrows_naive_loss(config) else naive_loss(spec)
+
+
+def borrows_naive_loss(config: Config) -> bool:
+    """Return True for a task with `naive_loss` of another one, whose loss may be another: zeros tell it."""
+    naive_loss = _optional(config, "naive_loss")
+    return naive_loss is not None and naive_loss.__module__ != cast(Any, load_task(config)).__name__
 
 
 Columns = dict[str, npt.NDArray[Any]]

@@ -142,7 +142,12 @@ def test_unknown_categories_are_counted_where_missing_values_are_filled() -> Non
         (SPECS[1], "a.jsonl", "[1]\n", r"a\.jsonl, line 1 is no JSON object; write .* or remove the line$"),
         (SPECS[1], "a.csv", "X1,xx\n1,2\n", r"has no column 'x', an input of the run; rename xx to x$"),
         (SPECS[1], "a.csv", "X1,b\n1,2\n", r"has no column 'x', an input of the run; there are X1, b$"),
-        (SPECS[0], "a.png", "no image", r"^1 of 1 images .*; replace them, or leave them out of INPUT=$"),
+        (
+            SPECS[0],
+            "a.png",
+            "no image",
+            r"^1 of 1 images .*; replace them, or leave them out: INPUT=- reads names",
+        ),
         (SPECS[0], "-", "a.png\n\nb.png\n", "^standard input, line 2 is blank; remove blank lines$"),
     ],
 )

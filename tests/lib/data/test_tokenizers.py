@@ -84,6 +84,10 @@ def test_characters_are_numbered_in_their_order_and_others_are_refused() -> None
         with pytest.raises(DataError, match="characters that the vocabulary lacks") as caught:
             tokenizer.encode(text)
         assert named in str(caught.value)
+        assert (
+            "it has the 6 of the data: abzé日; leave them out, or train with CONFIG_TOKENIZER_BYTE=y"
+            in str(caught.value)
+        )
     with pytest.raises(DataError, match="not UTF-8: byte 1 is 0xff"):
         tokenizer.encode_all(b"a\xff")
 

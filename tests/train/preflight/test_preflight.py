@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from lib.plan.types import Memory
 from lib.runs import checkpoint
 from models.lenet5.model import LeNet5
 from tests.support.chats import random_chats
+from tests.support.labels import random_table
 from tests.support.tokens import small_lm_config
 from tests.support.training import CPU, random_data, small_config, small_plan
 from train import loop
@@ -26,6 +28,8 @@ from train.preflight import command as preflight
 from train.preflight import ranks as preflight_ranks
 from train.preflight.checks import ROWS, Candidate
 from train.preflight.ranks import RULE, Results, compare_ranks, outcome
+from train.tasks.base import naive_loss_of
+from train.tasks.classify.task import Classify, naive_loss
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -63,6 +67,38 @@ def test_first_loss(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> No
             assert checks.first_loss(candidate)[0] == (0.65 < factor < 1.35)
     breaks(monkeypatch, LeNet5, "forward", lambda logits: 30 * logits)
     assert not checks.first_loss(candidate)[0]
+
+
+def test_first_loss_of_a_task_with_another_loss(
+    candidate: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that imports `naive_loss`, as one of make new-task, and trains by a smaller loss."""
+    breaks(monkeypatch, Classify, "training", lambda sums: dataclasses.replace(sums, loss=sums.loss / 4))
+    passed, told = checks.first_loss(candidate)
+    assert not passed and told.endswith(
+        ", a uniform guess has 2.3026; start with smaller weights of the last layer"
+    )
+    monkeypatch.setattr(naive_loss, "__module__", "train.tasks.another.task")
+    passed, told = checks.first_loss(candidate)
+    assert passed and told.endswith(", outputs of zero have 0.5756")
+    assert naive_loss_of(candidate.config, candidate.data.dataset.spec) is None, "reports show none"
+    breaks(monkeypatch, LeNet5, "forward", lambda logits: 30 * logits)
+    passed, told = checks.first_loss(candidate)
+    assert not passed and told.endswith(
+        ", outputs of zero have 0.5756; start with smaller weights of the last layer, or define "
+        "naive_loss(spec) in train/tasks/classify/task.py: the loss to expect, or None if it is not known"
+    )
+
+
+def test_first_loss_with_class_weights(tmp_path: Path) -> None:
+    """Of several labels the weights of ones change the loss of a uniform guess."""
+    of_labels = {"task": "multilabel", "task_options": {}, "class_weights": "20,20,20", "augment": "none"}
+    config = small_config("mlp", **of_labels)
+    data = random_table(config, train=48, test=10)
+    candidate = dataclasses.replace(candidate_of(tmp_path), config=config, data=data)
+    passed, told = checks.first_loss(candidate)
+    expected = float(told.rpartition(" ")[2])
+    assert passed and "outputs of zero have" in told and expected > 3 * math.log(2)
 
 
 @pytest.mark.slow
