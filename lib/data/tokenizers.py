@@ -44,13 +44,16 @@ def narrowest(vocab_size: int) -> type[np.uint8] | type[np.uint16] | type[np.uin
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-def as_text(content: bytes, file: Path | None = None) -> str:
-    """Decode UTF-8. Raises DataError if `content` is not UTF-8. file: whose it is, if only text will do."""
+def as_text(content: bytes, file: Path | None = None, *, is_choice: bool = False) -> str:
+    """Decode UTF-8. Raises DataError if `content` is not UTF-8.
+
+    file: whose it is, if only text will do, or, if that `is_choice`, the tokenizer's.
+    """
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         what = f"{file or 'the text'} is not UTF-8: byte {error.start} is {content[error.start]:#04x}"
-        bytes_do = "" if file else ", or set CONFIG_TOKENIZER_BYTE=y, which takes any bytes"
+        bytes_do = "" if file and not is_choice else ", or set CONFIG_TOKENIZER_BYTE=y, which takes any bytes"
         raise DataError(what, todo=f"convert it{bytes_do}") from error
 
 

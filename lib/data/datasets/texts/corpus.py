@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ import numpy as np
 
 from lib.data.cache import fingerprint
 from lib.data.datasets.files import marks
+from lib.data.tokenizers import as_text
 from lib.errors import DataError, os_error, os_errors
+from lib.units import counted, some_of
 
 # Not part of the library itself, or specific to the machine.
 _EXCLUDED = frozenset(("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages"))
@@ -43,7 +46,7 @@ class Corpus:
     """Texts that are not read yet.
 
     location: for messages. identity: changes whenever a file does. read: raises DataError if there is too
-    little text, ToolkitError if the disk fails.
+    little text, or, made with `utf8`, if a file is no UTF-8; ToolkitError if the disk fails.
     """
 
     location: str
@@ -51,7 +54,7 @@ class Corpus:
     read: Callable[[], Texts]
 
 
-def python_library(root: Path | None = None) -> Corpus:
+def python_library(root: Path | None = None, *, utf8: bool = False) -> Corpus:
     """Return the sources of Python's standard library, or of `root`, sorted by path.
 
     Without tests, IDLE, lib2to3 and installed packages. Raises DataError if there are no sources.
@@ -69,36 +72,45 @@ def python_library(root: Path | None = None) -> Corpus:
         )
 
     def read() -> Texts:
-        train, validation = split_by_content([_content(file) for file in files], one_in=_PYTHON_ONE_IN)
+        pieces = [_content(file, utf8=utf8) for file in files]
+        train, validation = split_by_content(pieces, one_in=_PYTHON_ONE_IN, place=f" in {root}")
         return Texts(train, validation, f"{len(files)} files under the licence of the PSF")
 
     location = f"the standard library of Python {platform.python_version()}"
     return Corpus(location, fingerprint("python_library", *marks(files)), read)
 
 
-def text_files(root: Path, *, log: Callable[[str], None]) -> Corpus:
+def text_files(root: Path, *, utf8: bool, log: Callable[[str], None]) -> Corpus:
     """Return the file `root`, or all texts below it but hidden ones; `log` tells what is left out."""
     hidden = "."
     found = [root] if root.is_file() else _walk(root, lambda name: not name.startswith(hidden))
     files = [file for file in found if not file.name.startswith(hidden)]
 
     def read() -> Texts:
-        contents = [_content(file) for file in files]
-        texts = [content for content in contents if b"\0" not in content[:_PROBE_BYTES]]
-        if len(texts) < len(contents):
-            log(f"{root}: {len(contents) - len(texts)} files that are no text are left out")
-        pieces = [piece for text in texts for piece in _pieces(text)]
-        train, validation = split_by_content(pieces, one_in=_FILES_ONE_IN)
-        return Texts(train, validation, f"{len(texts)} files")
+        contents = {file: _content(file) for file in files}
+        texts = {file: content for file, content in contents.items() if b"\0" not in content[:_PROBE_BYTES]}
+        others = Counter(file.suffix or file.name for file in contents.keys() - texts.keys())
+        kinds = some_of([f"{count} {kind}" for kind, count in sorted(others.items())])
+        if others:
+            log(f"{root}: files that are no text are left out: {kinds}")
+        for file, content in texts.items() if utf8 else ():
+            as_text(content, file, is_choice=True)
+        pieces = [piece for text in texts.values() for piece in _pieces(text)]
+        if not pieces:
+            what = f"there is too little text in {root}: it has no file with text"
+            raise DataError(what, why=f"it has {kinds}" if others else "", todo="put texts there")
+        train, validation = split_by_content(pieces, one_in=_FILES_ONE_IN, place=f" in {root}")
+        names = [file.name for file in texts]
+        return Texts(train, validation, f"{counted(len(names), 'file')} ({some_of(names)})")
 
     return Corpus(str(root), fingerprint("text_files", *marks(files)), read)
 
 
-def one_file(file: Path, *, train_share: float) -> Corpus:
+def one_file(file: Path, *, train_share: float, utf8: bool) -> Corpus:
     """Return `file`, whose first `train_share` of characters is for training."""
 
     def read() -> Texts:
-        content = _content(file)
+        content = _content(file, utf8=utf8)
         starts = np.flatnonzero(np.frombuffer(content, np.uint8) & 0xC0 != 0x80)  # of characters in UTF-8
         end = int(starts[int(train_share * len(starts))]) if len(starts) else 0
         return Texts(content[:end], content[end:], "")
@@ -106,11 +118,11 @@ def one_file(file: Path, *, train_share: float) -> Corpus:
     return Corpus(str(file), fingerprint("one_file", train_share, *marks([file])), read)
 
 
-def two_files(train: Path, validation: Path, *, words: tuple[int, int]) -> Corpus:
+def two_files(train: Path, validation: Path, *, words: tuple[int, int], utf8: bool) -> Corpus:
     """Return a published split. words: words and line ends of the two complete files."""
 
     def read() -> Texts:
-        contents = _content(train), _content(validation)
+        contents = _content(train, utf8=utf8), _content(validation, utf8=utf8)
         counts = [
             f"{count}{'' if count == whole else f' (of {whole})'}"
             for count, whole in zip(map(_words, contents), words, strict=True)
@@ -120,19 +132,23 @@ def two_files(train: Path, validation: Path, *, words: tuple[int, int]) -> Corpu
     return Corpus(str(train.parent), fingerprint("two_files", *marks([train, validation])), read)
 
 
-def split_by_content(pieces: Sequence[bytes], *, one_in: int) -> tuple[bytes, bytes]:
+def split_by_content(pieces: Sequence[bytes], *, one_in: int, place: str = "") -> tuple[bytes, bytes]:
     """Join the pieces of both parts; about one in `one_in` is for validation.
 
     A piece is for validation if its SHA-256 is a multiple of one_in, or the lowest if none is. Raises
-    DataError if fewer than two pieces differ.
+    DataError, with the `place` of the text, if fewer than two pieces differ.
     """
     hashes = [int.from_bytes(hashlib.sha256(piece).digest()) for piece in pieces]
     held = {number for number in hashes if number % one_in == 0} or {min(hashes, default=0)}
     if not set(hashes) - held:
-        raise DataError(
-            "there is too little text to hold some of it back for evaluation",
-            why=f"{sum(map(len, pieces))} bytes in {len(pieces)} pieces",
-        )
+        alike = " that are alike" * (len(pieces) > 1)
+        why = f"{sum(map(len, pieces)):,} bytes in {counted(len(pieces), 'piece')}{alike}"
+        todo = "add other texts"
+        if any(len(piece) > _PIECE_BYTES for piece in pieces):
+            why += f", which only the end of a line after {_PIECE_BYTES:,} bytes can cut"
+            todo = "break long lines, for example with fold -s, or add other texts"
+        what = f"there is too little text{place} to hold some of it back for evaluation"
+        raise DataError(what, why=why, todo=todo)
     numbered = list(zip(pieces, hashes, strict=True))
     train = b"".join(piece for piece, number in numbered if number not in held)
     return train, b"".join(piece for piece, number in numbered if number in held)
@@ -159,9 +175,13 @@ def _walk(root: Path, enter: Callable[[str], bool]) -> list[Path]:
     return sorted(files, key=lambda file: file.relative_to(root).parts)
 
 
-def _content(file: Path) -> bytes:
+def _content(file: Path, *, utf8: bool = False) -> bytes:
+    """Return the bytes of a file. Raises DataError if they must be, and are not, UTF-8."""
     with os_errors("read"):
-        return file.read_bytes()
+        content = file.read_bytes()
+    if utf8:
+        as_text(content, file, is_choice=True)
+    return content
 
 
 def _words(content: bytes) -> int:

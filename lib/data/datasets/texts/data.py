@@ -59,23 +59,23 @@ def open_set(_: Options, location: DataLocation) -> Dataset:
 
 
 def _corpus(location: DataLocation) -> Corpus:
-    name = location.name
+    name, utf8 = location.name, location.tokenizer != "byte"
     if name == "pysource":
-        return python_library()
+        return python_library(utf8=utf8)
     if name == "markov":
         return markov()
     if name == "text_files":
-        return text_files(_text_root(location), log=location.log)
+        return text_files(_text_root(location), utf8=utf8, log=location.log)
     if name == "shakespeare":
         (file,) = location.find_all(
             SHAKESPEARE_REMOTES, SHAKESPEARE_FOLDERS, name=f"data set {name}", instead=INSTEAD
         )
-        return one_file(file, train_share=SHAKESPEARE_TRAIN_SHARE)
+        return one_file(file, train_share=SHAKESPEARE_TRAIN_SHARE, utf8=utf8)
     (folders, words), files = WIKITEXT[name], location.files
     for folder, (train, validation) in itertools.product(folders, WIKITEXT_FILES):
         parts = files / folder / train, files / folder / validation
         if all(file.is_file() for file in parts):
-            return two_files(*parts, words=words)
+            return two_files(*parts, words=words, utf8=utf8)
     spellings = ", or ".join(f"{train} and {validation}" for train, validation in WIKITEXT_FILES)
     raise DataError(
         f"data set {name} is not there: no {spellings} in {files / folders[0]} or {files}",

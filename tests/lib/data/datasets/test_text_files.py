@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,13 @@ def test_a_piece_is_evaluated_on_by_its_hash_alone() -> None:
 def test_copies_are_on_the_same_side_and_one_piece_is_always_held_back() -> None:
     train, held = split_by_content([b"a1", b"b2", b"a1", b"b2"], one_in=10**9)
     assert {train, held} == {b"a1a1", b"b2b2"}
-    for few in ([], [b"one"], [b"same", b"same"]):
-        with pytest.raises(DataError, match=rf"too little text .* bytes in {len(few)} pieces"):
-            split_by_content(few, one_in=10)
+    for few, told in (
+        ([], "0 bytes in 0 pieces; add other texts"),
+        ([b"one"], "3 bytes in 1 piece; add"),
+        ([b"same", b"same"], "8 bytes in 2 pieces that are alike; add"),
+    ):
+        with pytest.raises(DataError, match=f"too little text in x to .*: {told}"):
+            split_by_content(few, one_in=10, place=" in x")
 
 
 # Python's library
@@ -183,8 +188,50 @@ def test_a_folder_is_read_without_what_is_no_text(tmp_path: Path) -> None:
     dataset = _open("text_files", tmp_path, said)
     train, test = _texts(dataset)
     assert sorted((train + test).splitlines()) == sorted("".join(texts.values()).splitlines())
-    assert any("1 files that are no text are left out" in line for line in said)
-    assert "31 files" in dataset.source
+    assert f"{tmp_path / 'text_files'}: files that are no text are left out: 1 .png" in said
+    assert re.search(r"from .*text_files, 31 files \(.*\.txt, .* and 27 more\), SHA", dataset.source)
+
+
+def test_a_folder_of_other_files_says_what_was_read(tmp_path: Path) -> None:
+    folder = tmp_path / "text_files"
+    folder.mkdir()
+    for name in ("0.jpg", "1.jpg", "2.jpg", "README"):
+        (folder / name).write_bytes(b"\xff\xd8\0")
+    with pytest.raises(
+        DataError, match=r"it has no file with text: it has 3 \.jpg, 1 README; put texts there"
+    ):
+        _open("text_files", tmp_path)
+    (folder / "labels.csv").write_text("".join(f"{number}.jpg,label\n" for number in range(9000)))
+    said: list[str] = []
+    assert f"from {folder}, 1 file (labels.csv), SHA" in _open("text_files", tmp_path, said).source
+    assert f"{folder}: files that are no text are left out: 3 .jpg, 1 README" in said
+
+
+def test_a_text_of_one_line_says_how_to_break_it(tmp_path: Path) -> None:
+    file = tmp_path / "text_files"
+    file.write_text("word " * 4000)
+    told = (
+        f"there is too little text in {file} to hold some of it back for evaluation: 20,000 bytes in 1 piece"
+        ", which only the end of a line after 16,384 bytes can cut; break long lines, for example with "
+        "fold -s"
+    )
+    with pytest.raises(DataError, match=re.escape(told)):
+        _open("text_files", tmp_path)
+    file.write_text("word " * 20)
+    with pytest.raises(DataError, match="100 bytes in 1 piece; add other texts"):
+        _open("text_files", tmp_path)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "gpt2"])
+def test_a_file_that_is_not_utf8_is_named(tokenizer: str, tmp_path: Path) -> None:
+    _folder(tmp_path / "text_files")
+    _vocabulary(tmp_path / "gpt2_bpe")
+    bad = tmp_path / "text_files" / "latin.txt"
+    bad.write_bytes("Größe".encode("latin-1"))
+    told = f"{bad} is not UTF-8: byte 2 is 0xf6; convert it, or set CONFIG_TOKENIZER_BYTE=y"
+    with pytest.raises(DataError, match=re.escape(told)):
+        _open("text_files", tmp_path, tokenizer=tokenizer)
+    assert "latin.txt" in _open("text_files", tmp_path).source, "bytes are taken as they are"
 
 
 def test_one_long_file_is_cut_into_pieces_at_ends_of_lines(tmp_path: Path) -> None:
