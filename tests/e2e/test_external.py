@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from lib.runs.directory import resolve_run
 from tests.support.configs import ROOT
@@ -71,6 +72,12 @@ def test_the_files_of_its_page_train(tmp_path: Path) -> None:
     ]
     small = ("CONFIG_DATA_LIMIT=512", "CONFIG_NUM_EPOCHS=1", "CONFIG_DEVICE_CPU=y")
     assert "Done: " in make(tmp_path / "out", f"EXTERNAL={folder}", "defconfig-my_net", "train", *small)
+    for number in range(40):
+        file = tmp_path / "photos" / ("dark", "light")[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 16), (number + 99 * (number % 2),) * 3).save(file)
+    own = ("CONFIG_DATASET_IMAGE_FOLDER=y", f"CONFIG_DATA_DIR={tmp_path / 'photos'}", "CONFIG_IMAGE_SIZE=16")
+    assert "Done: " in make(tmp_path / "out", "train", *small[1:], *own, "CONFIG_TARGET_EFFECTIVE_BATCH=8")
 
 
 def test_its_names_are_completed(tmp_path: Path) -> None:

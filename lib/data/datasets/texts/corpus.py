@@ -54,7 +54,7 @@ class Corpus:
     read: Callable[[], Texts]
 
 
-def python_library(root: Path | None = None, *, utf8: bool = False) -> Corpus:
+def python_library(root: Path | None = None) -> Corpus:
     """Return the sources of Python's standard library, or of `root`, sorted by path.
 
     Without tests, IDLE, lib2to3 and installed packages. Raises DataError if there are no sources.
@@ -72,7 +72,7 @@ def python_library(root: Path | None = None, *, utf8: bool = False) -> Corpus:
         )
 
     def read() -> Texts:
-        pieces = [_content(file, utf8=utf8) for file in files]
+        pieces = [_content(file) for file in files]
         train, validation = split_by_content(pieces, one_in=_PYTHON_ONE_IN, place=f" in {root}")
         return Texts(train, validation, f"{len(files)} files under the licence of the PSF")
 

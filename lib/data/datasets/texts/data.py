@@ -61,7 +61,7 @@ def open_set(_: Options, location: DataLocation) -> Dataset:
 def _corpus(location: DataLocation) -> Corpus:
     name, utf8 = location.name, location.tokenizer != "byte"
     if name == "pysource":
-        return python_library(utf8=utf8)
+        return python_library()
     if name == "markov":
         return markov()
     if name == "text_files":
