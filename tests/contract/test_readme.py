@@ -158,6 +158,7 @@ COMMANDS = {
     "make export FORMAT=pt2 DIRECTORY=out-pt2 BEST=1": END_TO_END,
     "make predict INPUT=photos": END_TO_END,
     "make predict INPUT=../photos": END_TO_END,
+    'find photos -name "*.png" ! -name broken.png | make predict INPUT=-': END_TO_END,
     'make predict INPUT="a.jpg b.png" OUT=found.csv': END_TO_END,
     "make predict RUN=20261121T093620Z BEST=1 INPUT=rows.csv OUT=found.jsonl TOP=3": END_TO_END,
     "make predict INPUT=questions.jsonl OUT=answers.jsonl TOKENS=100": END_TO_END,

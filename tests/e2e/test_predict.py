@@ -288,7 +288,7 @@ TABLE_FAULTS = {
         "area,city,built\n1,A,2\n1,D,2\n",
         "row 2: 'city' is 'D': the training data did not have it",
     ),
-    "date": ("area,city,built\n1,2024-05-31,2\n", "did not have it; make numbers of them in the table"),
+    "date": ("area,city,built\n1,2024-05-31,2\n", "did not have it; make numbers of the dates in the table"),
     "missing": ("area,city,built\n,A,2\n", "row 1: 'area' is missing: the run was trained without"),
     "text": ("area,city,built\n1,A,new\n", "column 'built' is no column of numbers: it has 'new' in row 1"),
     "infinite": ("area,city,built\ninf,A,2\n", "column 'area' is infinite in row 1"),

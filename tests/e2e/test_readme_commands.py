@@ -91,6 +91,7 @@ LOOKS = [
     ("make export FORMAT=pt2 DIRECTORY=out-pt2 BEST=1", "", "from the run's own outputs"),
     ("make predict INPUT=photos", "", "digit.png"),
     ("make predict INPUT=../photos", "", "digit.png"),
+    ('find photos -name "*.png" ! -name broken.png | make predict INPUT=-', "", "digit.png"),
     ('make predict INPUT="a.jpg b.png" OUT=found.csv', "", "found.csv"),
     ("make ab A=lenet5+fp32 B=lenet5+bf16", "SEEDS=3", "after 3 pairs"),
     ("make sweep SWEEP=my.yaml", "", "EMA=n"),

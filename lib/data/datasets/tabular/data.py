@@ -24,7 +24,9 @@ MOST_CATEGORIES = 1000  # of a column; one with more is rather a mistake
 MANY_CATEGORIES = 50  # of a column; more than this, and than one in ten rows for training, are reported
 FEWEST_ROW_NAMES = 20  # whole numbers of fewer rows may all differ by chance
 _OTHER_INPUTS = "leave it out by naming the others in CONFIG_TABULAR_INPUTS"
-OF_DATES = "make numbers of them in the table, such as year, month and weekday, or the days since the first"
+OF_DATES = (
+    "make numbers of the dates in the table, such as year, month and weekday, or the days since the first"
+)
 _OTHER_TARGET = "add rows with other values, or name another column in CONFIG_TABULAR_TARGETS"
 
 

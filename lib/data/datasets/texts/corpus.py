@@ -99,7 +99,8 @@ def text_files(root: Path, *, utf8: bool, log: Callable[[str], None]) -> Corpus:
         if not pieces:
             what = f"there is too little text in {root}: it has no file with text"
             raise DataError(what, why=f"it has {kinds}" if others else "", todo="put texts there")
-        train, validation = split_by_content(pieces, one_in=_FILES_ONE_IN, place=f" in {root}")
+        place = f" in {next(iter(texts)) if len(texts) == 1 else root}"
+        train, validation = split_by_content(pieces, one_in=_FILES_ONE_IN, place=place)
         names = [file.name for file in texts]
         return Texts(train, validation, f"{counted(len(names), 'file')} ({some_of(names)})")
 

@@ -46,9 +46,9 @@ def test_dates_are_told(date: str, tmp_path: Path) -> None:
     for options in ({}, {"inputs": "day"}):
         assert notes(folder, **options) == [
             f"{folder / 'table.csv'}: input 'day' has dates or times, such as {texts[0]!r} in row 1, which "
-            "are 11 categories, and none of them is a later one; make numbers of them in the table, such as "
-            "year, month and weekday, or the days since the first, or leave it out by naming the others in "
-            "CONFIG_TABULAR_INPUTS"
+            "are 11 categories, and none of them is a later one; make numbers of the dates in the table, "
+            "such as year, month and weekday, or the days since the first, or leave it out by naming the "
+            "others in CONFIG_TABULAR_INPUTS"
         ]
     assert not notes(folder, categories="day")  # chosen by name
 

@@ -208,7 +208,8 @@ def test_a_folder_of_other_files_says_what_was_read(tmp_path: Path) -> None:
 
 
 def test_a_text_of_one_line_says_how_to_break_it(tmp_path: Path) -> None:
-    file = tmp_path / "text_files"
+    file = tmp_path / "text_files" / "one.txt"
+    file.parent.mkdir()
     file.write_text("word " * 4000)
     told = (
         f"there is too little text in {file} to hold some of it back for evaluation: 20,000 bytes in 1 piece"
