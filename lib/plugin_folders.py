@@ -16,7 +16,15 @@ _OF_ITS_OWN = re.compile(r"^\s+(?:help$|(?:bool|int|hex|string|prompt) \")", re.
 def external() -> Path | None:
     """Return the folder of EXTERNAL=, whose plug-ins count as those of the tree; None without one."""
     name = os.environ.get(EXTERNAL)
-    return Path(name).absolute() if name else None
+    return shortened(Path(name).absolute()) if name else None
+
+
+def shortened(path: Path) -> Path:
+    """Return `path` without "..", unless a symbolic link makes the shorter one another file."""
+    if ".." not in path.parts:
+        return path
+    short = Path(os.path.normpath(path))
+    return short if not path.exists() or (short.exists() and short.samefile(path)) else path
 
 
 def shown(path: Path) -> str:

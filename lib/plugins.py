@@ -94,13 +94,13 @@ class Kind:
         declared = {field.name for field in dataclasses.fields(module.Options)}
         symbols = {field: symbol for symbol, field in symbols_of(home).items()}
 
-        def names(fields: set[str]) -> str:
-            return ", ".join(sorted(f"CONFIG_{symbols.get(f, f'{home.name}_{f}'.upper())}" for f in fields))
+        def are(fields: set[str]) -> str:
+            names = sorted(f"CONFIG_{symbols.get(f, f'{home.name}_{f}'.upper())}" for f in fields)
+            return f"{', '.join(names)} {'are' if names[1:] else 'is'}"
 
         unset, unknown = declared - set(options), set(options) - declared
-        problems = [f"{names(unset)} are not set"] if unset else []
-        problems += [f"{names(unknown)} are not known to the {self.noun}"] if unknown else []
-        if problems:
+        known = f"known to the {self.noun}"
+        if problems := [f"{are(each)} not {to}" for each, to in ((unset, "set"), (unknown, known)) if each]:
             what = f"{shown(home)}/{self.file}.py and {shown(home)}/Kconfig disagree"
             todo = f"make the fields of Options the {self.noun}'s own symbols"
             raise ConfigError(what, why=" and ".join(problems), todo=todo)

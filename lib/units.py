@@ -1,7 +1,8 @@
-"""Formatting of bytes and seconds in a readable unit, and of tables; numbers in variables of make."""
+"""Formatting of bytes and seconds in a readable unit, and of tables; variables of make."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 
 from lib.errors import ConfigError
@@ -63,6 +64,11 @@ def non_negative(text: str, variable: str) -> float:
     if not 0 <= number < float("inf"):
         raise ConfigError(f"{variable}={text} is not a non-negative number")
     return number
+
+
+def setting(name: str, value: object) -> str:
+    """Format NAME=VALUE as it is typed behind `make`: quoted for the shell, and a dollar sign doubled."""
+    return f"{name}={shlex.quote(str(value).replace('$', '$$'))}"
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:

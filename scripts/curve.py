@@ -21,7 +21,7 @@ from lib.reports.series import Series, series_of
 from lib.runs import metrics
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.index import stored
-from lib.units import non_negative
+from lib.units import non_negative, setting
 
 THRESHOLD, TOLERANCE = 0.85, 0.05
 
@@ -71,7 +71,7 @@ def compare(curve: Curve, reference: Curve) -> list[tuple[int, float, float]]:
     """
     if curve.column != reference.column:
         what = f"{reference.run} is a curve of {reference.column}, not of {curve.column}"
-        raise ConfigError(what, todo=f"give COLUMN={reference.column}")
+        raise ConfigError(what, todo=f"give {setting('COLUMN', reference.column)}")
     begin, end = curve.points[0][0], reference.points[-1][0]
     if begin > end:
         why = f"one begins at {begin:,}, the other ends at {end:,}"

@@ -13,7 +13,6 @@ import argparse
 import json
 import keyword
 import re
-import shlex
 import sys
 from pathlib import Path
 from string import Template
@@ -25,6 +24,7 @@ from lib.kconf.project import Project
 from lib.kconf.tree import display, load_own_tree, load_tree
 from lib.plugin_folders import external, shown
 from lib.plugins import DATASETS, MODELS, TASKS
+from lib.units import setting
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -48,7 +48,7 @@ def main() -> int:
     for path in scaffold(arguments.kind, name, task=arguments.task):
         print(f"wrote {display(path)}")
     output = Project.of_environment(ROOT).output  # each O= keeps its own EXTERNAL=
-    make = "make" if output == Path() else f"make {shlex.quote(f'O={output}')}"
+    make = "make" if output == Path() else f"make {setting('O', output)}"
     make_model = f"{make} new-model NAME={name}_net TASK={name}" if arguments.kind == "task" else ""
     print(f"next: {make_model or f'{make} defconfig-{name} && {make} train'}")
     return 0

@@ -22,7 +22,7 @@ from lib.sweeps.optuna_search import run_search
 from lib.sweeps.paired_comparison import Comparison, parse_looks
 from lib.sweeps.points import best_of, main_effects, objective, table
 from lib.sweeps.runner import Result, Run, format_settings
-from lib.units import counted, whole_number
+from lib.units import counted, setting, whole_number
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = ROOT / "defconfigs" / "sweeps"
@@ -165,7 +165,7 @@ def write_yaml(out: Path | None) -> int:
         raise ConfigError(f"{out} exists", todo="remove it, or give another OUT=")
     atomic.check_writable(out, "OUT", log=print)
     atomic.save(out, text)
-    print(f"{out}: written; make sweep SWEEP={out} trains it")
+    print(f"{out}: written; make sweep {setting('SWEEP', out)} trains it")
     return 0
 
 

@@ -19,7 +19,7 @@ from lib.errors import ConfigError
 from lib.kconf import values_from_json
 from lib.nn import lora
 from lib.nn.model_code import load_model
-from lib.nn.model_directory import stored_dtypes
+from lib.nn.model_directory import path_of, stored_dtypes
 from lib.nn.weights import head_of, is_adapter, read_metadata, read_weights
 from lib.plan.types import Precision
 from lib.runs import checkpoint
@@ -94,7 +94,7 @@ def halve(model: nn.Module, config: Config, precision: Precision) -> bool:
 def _directory(config: Config) -> Path | None:
     """Return the directory of a model of transformers; None for other models."""
     named = config.model_options.get("dir")
-    return plugin_folders.ROOT / Path(str(named)).expanduser() if named else None
+    return path_of(str(named)) if named else None
 
 
 def without_files(config: Config) -> str:

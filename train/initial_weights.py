@@ -23,6 +23,7 @@ from lib.nn.model_code import ModelCode, build_model, load_layout, load_model
 from lib.plugins import MODELS
 from lib.runs.directory import RunDir
 from lib.runs.weight_files import OPTION, WeightFiles, find_weights
+from lib.units import setting
 
 FIRST_SAMPLES = 512  # that `initialise_from_samples` of a model sees
 
@@ -233,7 +234,8 @@ def _of_another_package(found: WeightFiles, config: Config) -> str:
     match values:
         case {"model_type": str(kind)}:
             instead = "CONFIG_MODEL_HUGGINGFACE=y " * ("dir" not in config.model_options)
-            return f"set {instead}CONFIG_HUGGINGFACE_DIR={folder} without it, for the names of {kind} there"
+            own = setting("CONFIG_HUGGINGFACE_DIR", folder)
+            return f"set {instead}{own} without it, for the names of {kind} there"
         case {"architecture": str(kind)} if config.model_options.get("name") != kind:
             return f"set CONFIG_MODEL_TIMM=y CONFIG_TIMM_NAME={kind}, which has these names"
     return ""

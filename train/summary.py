@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -20,7 +19,7 @@ from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
 from lib.plan.types import COLLECTIVE_FORWARD, Hardware
 from lib.plugin_folders import ROOT
 from lib.runs.metrics import format_value
-from lib.units import bytes_text
+from lib.units import bytes_text, setting
 from train.job import Job
 from train.signals import Stopped
 from train.tasks.base import baseline_of
@@ -158,13 +157,13 @@ def log_summary(job: Job, dataset: Dataset, *, root: Path) -> None:
 def next_commands(run: Path, config: Config, dataset: Dataset, *, root: Path) -> str:
     """Format three commands that look at the run in directory `run`, which is the newest of its directory."""
     where, is_default = run.parents[1], run.parents[1].absolute() == root / "runs"
-    given = "" if is_default else f" {_quoted('O', where.parent)}"
+    given = "" if is_default else f" {setting('O', where.parent)}"
     given += _environment()
     evaluate = "eval BEST=1" if config.checkpoints.keep_best else "eval"
     prompt = _prompt(dataset)
     commands = {
         "report": "write a page about it",
-        f"sample {_quoted('PROMPT', prompt)}" if prompt else evaluate: (
+        f"sample {setting('PROMPT', prompt)}" if prompt else evaluate: (
             "continue a text with it" if prompt else "evaluate it again, from its checkpoint"
         ),
         "runs": "list it with the others",
@@ -177,16 +176,12 @@ def next_commands(run: Path, config: Config, dataset: Dataset, *, root: Path) ->
 
 def resume_command(run: Path) -> str:
     """Return the shell command that resumes the run in directory `run`."""
-    return f"{make_in(ROOT)} resume {_quoted('RUN', run)}{_environment()}"
+    return f"{make_in(ROOT)} resume {setting('RUN', run)}{_environment()}"
 
 
 def _environment() -> str:
     """Return what chose the Python environment of this run, for further commands."""
     return "".join(f" {word}" for word in given_to_make("VENV", "PYTHON"))
-
-
-def _quoted(variable: str, value: Path | str) -> str:
-    return shlex.quote(f"{variable}={value}".replace("$", "$$"))
 
 
 def _prompt(dataset: Dataset) -> str:

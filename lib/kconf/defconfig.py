@@ -20,6 +20,7 @@ from lib.kconf.resolve import accept, read_own
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display
 from lib.plugin_folders import external
+from lib.units import setting
 
 DIRECTORY = "defconfigs"
 FRAGMENTS = "defconfigs/fragments"
@@ -165,7 +166,9 @@ def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
     if is_file(name) and kind == "configuration":
         return Path(name)
     if is_file(name):
-        raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=f"give FRAGMENT={name}")
+        raise ConfigError(
+            f"{name} is a path, not the name of a {kind}", todo=f"give {setting('FRAGMENT', name)}"
+        )
     if any(path.name == name for path in others):
         other = "fragment" if kind == "configuration" else "configuration"
         raise ConfigError(f"{name} is a {other}, not a {kind}", todo=_HOW_TO_ADD)

@@ -18,6 +18,7 @@ from lib import atomic
 from lib.errors import ConfigError, os_errors
 from lib.plugin_folders import external
 from lib.plugins import KINDS
+from lib.units import setting
 
 KEPT = ".external"  # file in O= with the folder for later commands
 FILES = ("Kconfig", *(f"{kind.external}/*/Kconfig" for kind in KINDS))
@@ -125,7 +126,7 @@ def check_forgotten(made_with: str, file: str) -> None:
     if made_with and (now is None or Path(made_with).resolve() != now.resolve()):
         state = f"EXTERNAL={now} is given" if now else "EXTERNAL= is not given"
         what = f"{file} was made with EXTERNAL={made_with}, and {state}"
-        raise ConfigError(what, todo=f"give EXTERNAL={made_with}")
+        raise ConfigError(what, todo=f"give {setting('EXTERNAL', made_with)}")
 
 
 def keep(output: Path) -> str:

@@ -19,6 +19,7 @@ from lib.kconf import diagnostics, spelling
 from lib.kconf.legacy import read_legacy
 from lib.kconf.reader import Assignment, Finding, Layer, shipped_assignments
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
+from lib.units import setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,8 @@ class StrictLoad:
             return diagnostics.instead(entry.symbol, entry.value)
         on_top = entry.layer.command_line and problem.hidden
         words = diagnostics.remedy(entry.symbol) if on_top else None
-        return f"; give {' '.join([*words, entry.assignment.source])}" if words else ""
+        own = setting(option(entry.symbol), entry.assignment.text)
+        return f"; give {' '.join([*words, own])}" if words else ""
 
 
 def _assign(entry: _Entry) -> None:

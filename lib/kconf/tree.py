@@ -207,4 +207,4 @@ def _one_line(text: str) -> str:
     if lines[0].startswith("Malformed"):
         place = lines[0].split(" in ", 1)[1].strip("'")
         return f"{place}: not UTF-8 ({lines[-1].removeprefix('Reason: ')})"
-    return lines[0].replace(": error: ", ": ", 1)
+    return lines[0].removeprefix("error: ").replace(": error: ", ": ", 1)

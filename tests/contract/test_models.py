@@ -304,9 +304,9 @@ def test_unknown_models_stems_and_options_are_told() -> None:
         load_model("resnet81")
     with pytest.raises(ConfigError, match=r"there are .*gpt2, .*lenet5, .*resnet18, resnet50"):
         load_model("..")
-    with pytest.raises(ConfigError, match="CONFIG_RESNET18_WIDTH are not set"):
+    with pytest.raises(ConfigError, match="CONFIG_RESNET18_WIDTH is not set"):
         build_model("resnet18", {"stem": "cifar"}, spec, seed=0)
-    with pytest.raises(ConfigError, match="CONFIG_RESNET18_DEPTH are not known"):
+    with pytest.raises(ConfigError, match="CONFIG_RESNET18_DEPTH is not known"):
         build_model("resnet18", {"stem": "cifar", "width": 4, "depth": 3}, spec, seed=0)
     with pytest.raises(ConfigError, match=r"models/resnet.py:\d+: ValueError: no stem is named 'vit'"):
         build_model("resnet18", {"stem": "vit", "width": 4}, spec, seed=0)

@@ -67,10 +67,10 @@ def test_the_next_commands_suit_the_task() -> None:
     [
         ("The end", "PROMPT=The"),
         ("\nden der", "PROMPT=den"),
-        ("«да», нет", "'PROMPT=да'"),
-        ("日本語の文章は空白がない長い文", "'PROMPT=日本語の文章は空白がない'"),
+        ("«да», нет", "PROMPT='да'"),
+        ("日本語の文章は空白がない長い文", "PROMPT='日本語の文章は空白がない'"),
         (" $# 'x", "PROMPT=x"),
-        (" $# '-", "'PROMPT=$$#'"),
+        (" $# '-", "PROMPT='$$#'"),
     ],
 )
 def test_the_prompt_is_one_that_the_tokenizer_takes(text: str, prompt: str) -> None:

@@ -226,6 +226,10 @@ FAULTY_TREES = {
         "error: Kconfig:1: dependency loop: A -> B -> A\n",
     ),
     "syntax": ('config A\n\tbool "a"\nnonsense here\n', "error: Kconfig:3: couldn't parse 'nonsense here':"),
+    "no end": (
+        'choice\n\tprompt "a"\n\nconfig A\n\tbool "a"\n',
+        "error: expected 'endchoice' at end of 'Kconfig'\n",
+    ),
     "missing source": ('source "nope"\n', "error: Kconfig:1: 'nope' not found"),
     "no kconfig": (None, "error: {tree}/Kconfig: No such file or directory\n"),
     "not text": (b'config A\n\tbool "\xff"\n', "error: Kconfig: not UTF-8 (invalid start byte)\n"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,18 @@ def test_origins_are_told(
     monkeypatch.setenv("KCONFIG_CONFIG", str(folder / "none"))
     _, out, _ = command(called, "TINY_NET_WIDTH", capsys=capsys)
     assert f"{kconfig(folder)}:20" in " ".join(out.split())
+
+
+def test_its_name_is_without_dots_unless_a_link_makes_them_lead_elsewhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(folder / "models" / ".."))
+    assert plugin_folders.external() == folder
+    (tmp_path / "elsewhere" / "inner").mkdir(parents=True)
+    (folder / "link").symlink_to(tmp_path / "elsewhere" / "inner")
+    for name in (folder / "link" / "..", folder / "link" / ".." / "inner"):  # in "elsewhere"
+        monkeypatch.setenv(plugin_folders.EXTERNAL, str(name))
+        assert plugin_folders.external() == name
 
 
 # What it may not be.
@@ -291,7 +304,7 @@ def test_a_forgotten_folder_is_named(folder: Path, other: bool, monkeypatch: pyt
         with pytest.raises(ConfigError) as caught:
             kconf.load(root=ROOT, config_file=file)
         assert str(caught.value) == (
-            f"{file} was made with EXTERNAL={folder}, and {state}; give EXTERNAL={folder}"
+            f"{file} was made with EXTERNAL={folder}, and {state}; give EXTERNAL={shlex.quote(str(folder))}"
         )
     with pytest.raises(ConfigError, match=f"was made with EXTERNAL={folder}, and"):
         kconf.load_written(resolved.text, root=ROOT)

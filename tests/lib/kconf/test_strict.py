@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from pathlib import Path
 
 import pytest
 
-from lib.kconf import write
+from lib.errors import ConfigError
+from lib.kconf import load, write
 from lib.kconf.reader import HEADER, command_line, read_text
 from lib.kconf.strict import StrictLoad, Verdict
 from lib.kconf.tree import load_tree
+from tests.support.configs import ROOT
 
 TREE = Path(__file__).resolve().parents[2] / "fixtures" / "kconf" / "tree"
 
@@ -175,6 +178,19 @@ def test_command_that_is_offered_works(tree, name):
     assert len(words) == 2
     offered = dict(word.split("=", 1) for word in words)
     assert lines_of(judge(tree, "", overrides=offered)) == []
+
+
+def test_an_offered_value_is_quoted_for_the_shell():
+    """Which splits it at blanks, and make takes a dollar sign for itself."""
+    with pytest.raises(ConfigError) as caught:
+        load(
+            root=ROOT,
+            config_file=ROOT / "defconfigs/tabular-regression",
+            overrides={"CONFIG_TABULAR_INPUTS": "a,b $c,d'e"},
+        )
+    [finding] = caught.value.findings or [str(caught.value)]
+    words = shlex.split(finding.split("; give ")[1])
+    assert words == ["CONFIG_DATASET_TABULAR=y", "CONFIG_TABULAR_INPUTS=a,b $$c,d'e"]
 
 
 def test_offered_command_turns_off_what_is_in_the_way(tree):

@@ -97,7 +97,7 @@ def planned(config: Config) -> Plan:
         ("@dataclass(frozen=True, slots=True, kw_only=True)", "", "Options is not a dataclass"),
         ("class Network(nn.Module):", "class Network(nn.Module:", r"models/net/model.py:\d+: SyntaxError: "),
         ("import torch.nn.functional as F", "import nowhere", "model.py:7: ModuleNotFoundError: No module"),
-        ("    width: int", "    depth: int", "CONFIG_NET_DEPTH are not set and CONFIG_NET_WIDTH are not"),
+        ("    width: int", "    depth: int", "CONFIG_NET_DEPTH is not set and CONFIG_NET_WIDTH is not known"),
         (BUILD, "    Network(options, spec=spec)", "build returns NoneType, which is not a torch.nn.Module"),
         (BUILD, BUILD.replace("spec=spec", "spek=spec"), r"model.py:24: TypeError: .*argument 'spek'"),
         (LINEAR, "self.linear = nn.LazyLinear(spec.classes)", "the shape of linear.weight is left open"),
