@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lib.errors import CheckpointError, ConfigError
 from lib.nn.batch_norm import FrozenNorm
 from lib.runs import checkpoint
-from lib.runs.weight_files import OPTION, WeightFiles, kind_of
+from lib.runs.weight_files import OPTION, WeightFiles, kind_of, of_torch_save, other_format
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _INTS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
@@ -114,9 +114,17 @@ def _entry(name: str, entry: object) -> tuple[torch.dtype, list[Any], int, int]:
 
 
 def _header(file: Path) -> tuple[int, dict[str, Any]]:
-    """Return where the numbers of a safetensors file start, and its header. Raises OSError, ValueError."""
+    """Return where the numbers of a safetensors file start, and its header.
+
+    Raises ConfigError for a file of another format, OSError, ValueError.
+    """
     with file.open("rb") as opened:
-        start = 8 + int.from_bytes(opened.read(8), "little")
+        first = opened.read(32)
+        if first[8:9] != b"{" and (kind := other_format(first) or of_torch_save(first)):
+            what = f"{file} is no safetensors file but {kind}"
+            raise ConfigError(what, todo="write it by safetensors.torch.save_file, or download it again")
+        opened.seek(8)
+        start = 8 + int.from_bytes(first[:8], "little")
         if start > file.stat().st_size:
             raise ValueError(f"its header would have {start - 8:,} bytes")
         header: dict[str, Any] = json.loads(opened.read(start - 8))

@@ -12,6 +12,7 @@ from pathlib import Path
 from lib import atomic
 from lib.errors import CheckpointError, ConfigError, meant, os_errors
 from lib.kconf import Resolved, load
+from lib.plugin_folders import shortened
 from lib.runs.directory import CHECKPOINTS, RunDir, checkpoint_name, checkpoint_step, is_run_name
 
 OPTION = "CONFIG_INITIAL_WEIGHTS"
@@ -21,8 +22,8 @@ _OTHERS = {  # first bytes of what nothing here reads
     b"version https://git-lfs": "a Git LFS pointer without the weights, which git lfs pull fetches",
     b"GGUF": "a GGUF file, whose weights are quantized",
     b"\x89HDF": "an HDF5 file",
-    b"": "empty, or of no known format",
 }
+_OF_TORCH_SAVE = {b"PK\x03\x04": "a zip archive", b"\x80\x02": "a pickle"}  # a pickle: before 2020
 _MAX_HEADER_BYTES = 100_000_000  # of safetensors, by their definition
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth")  # of a folder: the first that exists
@@ -65,7 +66,8 @@ def find_weights(requested: str, *, root: Path, folders: Sequence[str] = ()) -> 
             raise ConfigError(f"{OPTION}={requested} is not trained yet", todo="make train trains it first")
         return WeightFiles(path=kept, checkpoint=found)
     name = Path(requested).expanduser()
-    bases = [root, *(root / Path(each).expanduser() for each in folders if each and "://" not in each)]
+    others = (root / Path(each).expanduser() for each in folders if each and "://" not in each)
+    bases = [root, *map(shortened, others)]
     path = next((base / name for base in bases if (base / name).exists()), root / name).resolve()
     try:
         if (found := _checkpoint(path)) is not None:
@@ -117,19 +119,36 @@ def kept_run(requested: str, *, root: Path) -> Path | None:
 
 
 def kind_of(file: Path) -> str:
-    """Return "safetensors" or "torch" by the first bytes of `file`. Raises ConfigError, OSError."""
+    """Return "safetensors" or "torch" by the first bytes of `file`.
+
+    Raises ConfigError for another format and for a file of torch.save with the name of the other, by which
+    torch reads it; OSError.
+    """
     with file.open("rb") as opened:
         start, size_bytes = opened.read(32), file.stat().st_size
     length = int.from_bytes(start[:8], "little")
     if start[8:9] == b"{" and length <= min(size_bytes - 8, _MAX_HEADER_BYTES):
         return "safetensors"
-    if start.startswith((b"PK\x03\x04", b"\x80\x02")):  # a zip archive, and the pickles of before 2020
+    if kind := of_torch_save(start):
+        if file.suffix == ".safetensors":
+            what = f"{OPTION}={file} is no safetensors file but {kind}, as torch.save writes it"
+            raise ConfigError(what, todo=f"name it {file.stem}.pt")
         return "torch"
     if start[8:9] == b"{":
         why = f"its header would have {length:,} bytes, and the file has {size_bytes:,}"
         raise ConfigError(f"{OPTION}={file} is a damaged safetensors file", why=why, todo="copy it again")
-    kind = next(kind for magic, kind in _OTHERS.items() if start.startswith(magic))
+    kind = other_format(start) or "empty, or of no known format"
     raise ConfigError(f"{OPTION}={file} is {kind}", todo=_ACCEPTED)
+
+
+def of_torch_save(start: bytes) -> str:
+    """Return what a file of torch.save is, by its first bytes; "" for other files."""
+    return next((kind for magic, kind in _OF_TORCH_SAVE.items() if start.startswith(magic)), "")
+
+
+def other_format(start: bytes) -> str:
+    """Return the known format of a file that nothing here reads, by its first bytes; "" for others."""
+    return next((kind for magic, kind in _OTHERS.items() if start.startswith(magic)), "")
 
 
 def _checkpoint(path: Path) -> tuple[Path, int] | None:

@@ -98,10 +98,10 @@ def a_run(
     return run
 
 
-def as_file(write: Callable[[Path], object]) -> Callable[[Path], Path]:
+def as_file(write: Callable[[Path], object], name: str = "w") -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        write(folder / "w")
-        return folder / "w"
+        write(folder / name)
+        return folder / name
 
     return make
 

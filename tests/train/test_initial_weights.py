@@ -131,6 +131,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "code": (as_file(lambda path: torch.save({"a": Code()}, path)), "more than tensors.*state_dict"),
     "old code": (contents(pickle.dumps(Code(), protocol=2)), "more than tensors.*not run; save the weights"),
+    "name of another format": (
+        as_file(lambda path: torch.save(state(), path), "net.safetensors"),
+        r"net.safetensors is no safetensors file but a zip archive, as torch.save writes it; name it net.pt$",
+    ),
     "other archive": (contents(b"PK\x03\x04" + bytes(60)), "is damaged: .*; copy it again"),
     "no weights": (
         as_file(lambda path: torch.save({"epoch": 3}, path)),

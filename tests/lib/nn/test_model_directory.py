@@ -54,3 +54,31 @@ def test_a_file_that_was_cut_off_is_refused_by_its_header(lost: int, tmp_path: P
     )
     with pytest.raises(ConfigError, match=told):
         open_directory(str(tmp_path), symbol="CONFIG_X")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"PK\x03\x04" + bytes(60), "a zip archive; write it by safetensors"),
+        (b"\x80\x02}q\x00." + bytes(60), "a pickle; write it by"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "a Git LFS pointer without the weights.*; write it by",
+        ),
+        (b"GGUF\x03" + bytes(60), "a GGUF file, whose weights are quantized; "),
+    ],
+)
+def test_a_file_of_another_format_is_called_by_it(content: bytes, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/a.safetensors is no safetensors file but {kind}"):
+        stored_dtypes(tmp_path)
+
+
+def test_a_header_as_long_as_a_pickle_begins_is_read(tmp_path: Path) -> None:
+    """640 bytes: the length begins with the bytes of a pickle."""
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    names = {"__metadata__": {"pad": ""}, "weight": entry}
+    names["__metadata__"] = {"pad": "x" * (640 - len(json.dumps(names)))}
+    write(tmp_path / "a.safetensors", names, bytes(4))
+    assert (tmp_path / "a.safetensors").read_bytes()[:2] == b"\x80\x02"
+    assert stored_dtypes(tmp_path) == {torch.float32}
