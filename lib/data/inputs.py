@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import glob
 import io
-import json
 import shlex
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,10 @@ from lib.data import types
 from lib.data.datasets.image_folder.data import BadSampleError, decode
 from lib.data.datasets.image_folder.image_files import SUFFIXES
 from lib.data.datasets.tabular.data import OF_DATES, encoded
-from lib.data.datasets.tabular.table_files import Table, read_table
+from lib.data.datasets.tabular.table_files import AS_NPZ, Table, read_table
 from lib.data.datasets.text_files import padded
+from lib.data.file_kinds import check_is_text
+from lib.data.input_tables import from_columns, json_lines
 from lib.data.tokenizers import as_text, tokenizer_from_json
 from lib.data.types import ArrayPart, Column, Dataset, Images, Part, Spec, TextSpec, TokenPart
 from lib.errors import ConfigError, DataError, close_to, meant, os_errors, raise_faults
@@ -93,7 +94,8 @@ def split_inputs(text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"INPUT={text} cannot be split into names", why=str(error)) from error
+        todo = "close each quote, or escape one that is in a name by a backslash"
+        raise ConfigError(f"INPUT={text} cannot be split into names", why=str(error), todo=todo) from error
     return [name for word in words for name in (sorted(glob.glob(word)) or [word])]  # noqa: PTH207
 
 
@@ -114,7 +116,7 @@ def read_inputs(
         if not is_table and not is_text:
             what = f"columns by name are for tables and texts, and the run was trained on {spec.name}"
             raise ConfigError(what, todo="name files, or give an array")
-        return _split((_from_table if is_table else _from_texts)(_from_columns(given), dataset, log), rows)
+        return _split((_from_table if is_table else _from_texts)(from_columns(given), dataset, log), rows)
     listed: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
     if wrong := [each for each in listed if not isinstance(each, str | Path)]:
         what = f"inputs of type {type(wrong[0]).__name__} cannot be predicted"
@@ -149,7 +151,8 @@ def files_of(paths: Sequence[str], suffixes: frozenset[str]) -> list[str]:
             entries = (each for each in Path(path).rglob("*") if each.suffix.lower() in suffixes)
             files = sorted(str(each) for each in entries if each.is_file())
             if not files:
-                raise ConfigError(f"INPUT={path} has no files to predict", why=_looked_for(suffixes))
+                what, todo = f"INPUT={path} has no files to predict", "name a folder that has some"
+                raise ConfigError(what, why=_looked_for(suffixes), todo=todo)
             found += files
         elif not Path(path).is_file():
             todo = f"name a file or a folder; INPUT={STDIN} reads standard input"
@@ -157,7 +160,8 @@ def files_of(paths: Sequence[str], suffixes: frozenset[str]) -> list[str]:
                 todo += f': echo "a text" | make predict INPUT={STDIN}'
             raise ConfigError(f"INPUT={path} is not there", todo=todo)
         elif Path(path).suffix.lower() not in suffixes:
-            raise ConfigError(f"INPUT={path} is no file for this run", why=_looked_for(suffixes))
+            what, todo = f"INPUT={path} is no file for this run", "save it as one of these"
+            raise ConfigError(what, why=_looked_for(suffixes), todo=todo)
         else:
             found.append(path)
     return found
@@ -238,20 +242,23 @@ def _npz(file: str, spec: Any) -> Rows:
                 raise ConfigError(f"{file} has {len(names)} arrays", todo="call the one to predict inputs")
             return _array(arrays["inputs" if "inputs" in names else names[0]], file, spec)
     except (ValueError, OSError, EOFError, IndexError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{file} is no npz file of plain arrays", why=str(error)) from error
+        raise ConfigError(f"{file} is no npz file of plain arrays", why=str(error), todo=AS_NPZ) from error
 
 
 def _array(array: npt.NDArray[Any], file: str, spec: Any) -> Rows:
     """Return samples as they are stored. Raises ConfigError for another shape or type, or none."""
-    shape, dtype = spec.input_shape, _stored_dtype(spec)
+    shape, dtype, given = spec.input_shape, _stored_dtype(spec), array.shape
     if array.ndim == len(shape) and shape[0] == 1:
         array = array[:, None]
     if array.shape[1:] != shape or not len(array) or not np.can_cast(array.dtype, dtype):
         needed = f"{dtype} (N, {', '.join(map(str, shape))})"
-        raise ConfigError(f"{file} is {array.dtype} {array.shape}", why=f"the run was trained on {needed}")
+        todo = f"give N >= 1 samples of this shape as {dtype}, as they are stored (pixels: 0 to 255)"
+        why = f"the run was trained on {needed}"
+        raise ConfigError(f"{file} is {array.dtype} {given}", why=why, todo=todo)
     limit = spec.vocab_size if hasattr(spec, "vocab_size") else 256
     if array.dtype.kind in "iu" and not (array.min() >= 0 and array.max() < limit):
-        raise ConfigError(f"{file} has numbers outside 0..{limit - 1}")
+        todo = f"give {'tokens' if hasattr(spec, 'vocab_size') else 'pixels'} as the training data have them"
+        raise ConfigError(f"{file} has numbers outside 0..{limit - 1}", todo=todo)
     return Rows([f"{file} row {n + 1}" for n in range(len(array))], array.astype(dtype, copy=False))
 
 
@@ -261,8 +268,9 @@ def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_ta
     if not is_table and suffix == ".npz":
         return _npz(file, dataset.spec)
     if suffix == ".jsonl" or (file == STDIN and content[:1] == b"{"):
-        table = _json_lines(name, content)
+        table = json_lines(name, content)
     elif not is_table and suffix in ("", ".txt"):
+        check_is_text(content, name, wanted="text")
         lines = as_text(content, name).splitlines()
         table = Table(name, {_TEXT_COLUMNS[0]: lines}, "")
     else:
@@ -270,58 +278,6 @@ def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_ta
     if not is_table:
         return _from_texts(table, dataset, log)
     return _from_table(table, dataset, log)
-
-
-def _json_lines(file: Path, content: bytes) -> Table:
-    """Read a JSON object per line as columns; a key that some lines lack is missing there."""
-    rows: list[dict[str, Any]] = []
-    todo = 'write {"column": value, ...} there, or remove the line'
-    for number, line in enumerate(as_text(content, file).splitlines(), start=1):
-        if not line.strip():
-            raise ConfigError(f"{file}, line {number} is blank", todo=todo)
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{file}, line {number} is no JSON", why=str(error), todo=todo) from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"{file}, line {number} is no JSON object", todo=todo)
-        rows.append({key: _cell(value, f"{file}, line {number}: {key}") for key, value in row.items()})
-    if not rows:
-        raise ConfigError(f"{file} has no rows")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Table(file, {name: [row.get(name, "") for row in rows] for name in names}, "")
-
-
-def _from_columns(given: Mapping[str, Any]) -> Table:
-    """Return a table of columns by name. Raises ConfigError for no columns, or not of one length."""
-    columns = dict[str, list[str]]()
-    for name, column in given.items():
-        if not isinstance(name, str):
-            raise ConfigError(f"a column is called {name!r}", why="names of columns are texts")
-        try:
-            values = None if isinstance(column, str | bytes | Mapping | Set) else [*column]
-        except TypeError:  # a number, or an array (or tensor) without a dimension
-            values = None
-        if values is None:
-            what = f"column {name!r} is {type(column).__name__}, not a list of values"
-            raise ConfigError(what, todo=f"give a list, also for one row: {{{name!r}: [...]}}")
-        columns[name] = [_cell(value, f"column {name!r}, row {row}") for row, value in enumerate(values, 1)]
-    lengths = {name: len(column) for name, column in columns.items()}
-    if not any(lengths.values()):
-        what = "the columns have no rows" if columns else "there are no columns"
-        raise ConfigError("there is nothing to predict", why=what, todo="give each column a list of values")
-    if len({*lengths.values()}) > 1:
-        counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
-        raise ConfigError("columns are not of one length", why=counts, todo="give each a value for every row")
-    return Table(Path("table"), columns, "")
-
-
-def _cell(value: Any, place: str) -> str:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is not None and not isinstance(value, str | int | float):
-        raise ConfigError(f"{place} is {type(value).__name__}", why="a value is a number, a text or null")
-    return "" if value is None else str(value)
 
 
 def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> Rows:
@@ -334,7 +290,7 @@ def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> R
         raise ConfigError(what, why=f"it has {', '.join(table.columns)}", todo=f"call one {_TEXT_COLUMNS[0]}")
     texts = [text.strip() for text in table.columns[name]]
     if not texts:
-        raise ConfigError(f"{table.file} has no rows")
+        raise ConfigError(f"{table.file} has no rows", todo="write a text on a line for each")
     if not all(texts):
         what = f"{table.file}, {table.row(texts.index(''))} has no text"
         raise ConfigError(what, todo="write one, or remove it")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lib.data.datasets.files import check_there
+from lib.data.file_kinds import check_is_text
 from lib.data.sampler import held_out_by_hash
 from lib.errors import ConfigError, DataError, close_to, os_errors, raise_faults
 
@@ -61,12 +62,13 @@ def read_objects(
 ) -> list[T]:
     """Return what `parse` makes of the place (file:line) and the object of every line that is not blank.
 
-    content: that of `file`, where it is no file. Raises ConfigError with all lines that are no JSON object in
-    UTF-8, have a key twice, or for which `parse` raises one.
+    content: that of `file`, where it is no file. Raises ConfigError for one that is not UTF-8, and with all
+    lines that are no JSON object, have a key twice, or for which `parse` raises one.
     """
     if content is None:
         with os_errors("read"):
             content = file.read_bytes()
+    check_is_text(content, file, wanted="JSON Lines")
     lines = content.split(b"\n")
     parsed, faults = list[T](), list[str]()
     for number, line in enumerate(lines, start=1):
@@ -80,6 +82,9 @@ def read_objects(
                 why = f"it is {type(read).__name__}"
                 raise ConfigError(f"{place} is no JSON object", why=why, todo=_WRITE)
             parsed.append(parse(place, read))
+        except UnicodeDecodeError as error:  # of the file, of which each line would be a symptom
+            what = f"{place} is not UTF-8: byte {error.start} of the line is {line[error.start]:#04x}"
+            raise DataError(what, todo="save the file as UTF-8") from error
         except ValueError as error:
             faults.append(f"{place} is no JSON object: {error}; {_remedy(error)}")
         except ConfigError as error:
@@ -89,8 +94,6 @@ def read_objects(
 
 
 def _remedy(error: ValueError) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "save the file as UTF-8"
     if isinstance(error, UnicodeEncodeError):
         return r"write the character whole: \ud83d\ude00 is one, and \ud83d half of it"
     return _WRITE if isinstance(error, json.JSONDecodeError) else "name each once"

@@ -52,6 +52,7 @@ def _copy(url: str, folder: Path, *, log: Callable[[str], None]) -> None:
         raise DataError(
             f"{url} does not fit on the disk of {folder.parent}",
             why=f"it has {all_bytes / 1e9:.1f} GB, and {free_bytes / 1e9:.1f} GB are free",
+            todo="free space there",
         )
     log(f"Data: copying {len(sizes)} files, {all_bytes / 1e6:.1f} MB, from {url} to {folder.parent}")
     done_bytes = logged_bytes = 0
@@ -80,5 +81,5 @@ def _sizes(storage: Storage) -> Mapping[str, int]:
         raise DataError(f"there are no files at {storage.url}", todo="look at CONFIG_DATA_DIR")
     for name in sizes:
         if ".." in PurePosixPath(name).parts:
-            raise DataError(f"{storage.url}/{name} is not a name that a disk could have")
+            raise DataError(f"{storage.url}/{name} is not a name that a disk could have", todo="rename it")
     return sizes

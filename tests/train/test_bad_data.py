@@ -153,7 +153,7 @@ IMAGES: dict[str, tuple[Fault, dict[str, Any], str]] = {
     "no pattern": (
         flat,
         {"group": "("},
-        "CONFIG_IMAGE_FOLDER_GROUP=( is no regular expression: missing ), unterm",
+        r"at position 0; write a backslash before a character that stands for itself: \(",
     ),
     "no match": (
         flat,
@@ -296,7 +296,12 @@ TEXTS: dict[str, tuple[bytes | None, bytes | None, str]] = {
         None,
         '1 column 1 (char 0); write {"key": "value", ...} on a line of its own, or remove it',
     ),
-    "Latin-1": (lines(b'{"text": "\xf6"}'), None, "invalid start byte; save the file as UTF-8"),
+    "Latin-1": (
+        lines(*[b'{"text": "\xf6"}'] * 3),
+        None,
+        "{}/train.jsonl:31 is not UTF-8: byte 10 of the line is 0xf6; save the file as UTF-8",
+    ),
+    "gzip": (b"\x1f\x8b" + bytes(9), None, "{}/train.jsonl is a gzip archive, not JSON Lines; unpack it"),
     "half a character": (lines(rb'{"text": "\ud83d"}'), None, "not allowed; write the character whole"),
     "a key twice": (
         lines(b'{"text": "a", "label": "x", "text": "b"}'),

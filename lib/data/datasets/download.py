@@ -65,7 +65,8 @@ def fetch(
                 return
     except OSError as error:
         raise os_error("write", error, todo="free space or give write permission there") from error
-    raise DataError(f"cannot download {target.name}", why="; ".join(failures))
+    todo = f"look at the network of this machine, or put the file at {target}"
+    raise DataError(f"cannot download {target.name}", why="; ".join(failures), todo=todo)
 
 
 def _complete(transfer: Callable[[], None], part: Path, sha256: str) -> None:

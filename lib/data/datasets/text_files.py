@@ -131,6 +131,7 @@ def windows(
         raise ConfigError(
             f"CONFIG_BLOCK_SIZE={block_size} is too large for {name}",
             why=f"it has {len(train)} + {len(validation)} tokens, and training needs two blocks",
+            todo="add text" + (f", or set CONFIG_BLOCK_SIZE={most}" if (most := len(train) // 2) else ""),
         )
     unit: Unit = "token" if tokenizer is None else tokenizer.unit
     spec = TextSpec(

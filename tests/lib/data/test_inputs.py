@@ -97,7 +97,11 @@ BAD_COLUMNS: dict[str, tuple[Spec, Mapping[Any, Any], str]] = {
     "a table of its own": (TWO, {"x": np.zeros((2, 2)), "y": [1, 2]}, "^column 'x', row 1 is ndarray"),
     "empty": (TWO, {"x": [], "y": []}, "^there is nothing to predict: the columns have no rows; give each"),
     "nothing": (TWO, {}, "^there is nothing to predict: there are no columns; give each"),
-    "a number as name": (TWO, {0: [1], 1: [1]}, "^a column is called 0: names of columns are texts"),
+    "a number as name": (
+        TWO,
+        {0: [1], 1: [1]},
+        "^a column is called 0, of type int; call it by a text, such as '0'",
+    ),
     "lacking": (TWO, {"x": [1]}, "^table has no column 'y', an input of the run; there are x"),
     "other texts": (SPECS[2], {"words": ["a"]}, "^table has no column text or sentence: it has words; "),
     "images": (SPECS[0], {"x": [1]}, "^columns by name are for tables and texts, .* i; name files"),
@@ -161,3 +165,21 @@ def test_faults_of_an_input_say_how_to_mend_them(
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=told):
         predicted("-" if name == "-" else tmp_path / name, spec)
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (
+            np.zeros((2, 8, 8)),
+            r"^the array is float64 \(2, 8, 8\): the run was trained on uint8 \(N, 1, 8, 8\); .* as uint8",
+        ),
+        (
+            np.full((2, 8), 300),
+            r"^the array has numbers outside 0\.\.256; give tokens as the training data have them",
+        ),
+    ],
+)
+def test_an_array_that_does_not_fit_is_refused_by_its_own_shape(array: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        predicted(array, SPECS[0 if array.ndim == 3 else 2])

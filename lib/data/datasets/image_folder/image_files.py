@@ -90,7 +90,8 @@ def find_images(
     classes, others = ({image.label for image in part} for part in (trained, evaluated))
     if classes != others:
         why = f"only one of them has {', '.join(sorted(classes ^ others)[:5])}"
-        raise DataError(f"{root}: train/ and {test.name}/ have different classes", why=why)
+        what = f"{root}: train/ and {test.name}/ have different classes"
+        raise DataError(what, why=why, todo="rename a misspelt one, add images of it, or remove it")
     return ImageFiles(root, _classes(root, trained), trained, evaluated, f"evaluated on {test.name}/")
 
 
@@ -135,7 +136,8 @@ def _groups(root: Path, images: Sequence[ImageFile], group: str) -> list[str]:
     try:
         pattern = re.compile(group)
     except re.error as error:
-        raise ConfigError(f"{symbol} is no regular expression", why=str(error)) from error
+        todo = rf"write a backslash before a character that stands for itself: {re.escape(group)}"
+        raise ConfigError(f"{symbol} is no regular expression", why=str(error), todo=todo) from error
     found = [pattern.search(image.name) for image in images]
     keys = [(match[1] if pattern.groups else match[0]) if match else "" for match in found]
     if without := [image.name for image, key in zip(images, keys, strict=True) if not key]:

@@ -76,10 +76,11 @@ def read_file(file: Path, read: Reader) -> tuple[list[Question], str]:
         with os_errors("read"):
             entries = list(read(json.loads(file.read_text(encoding="utf-8"))))
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(f"{file} is not as published", why=f"{type(error).__name__}: {error}") from error
+        why = f"{type(error).__name__}: {error}"
+        raise DataError(f"{file} is not as published", why=why, todo="fetch it again") from error
     questions = [entry for entry in entries if entry is not None]
     if not questions:
-        raise DataError(f"{file} has no question with an answer")
+        raise DataError(f"{file} has no question with an answer", todo="fetch it again, or use another set")
     without = len(entries) - len(questions)
     return questions, f"{file}{f' (without {without} questions that have no answer)' if without else ''}"
 

@@ -197,10 +197,12 @@ def open_csv(data_dir: Path) -> Dataset:
     files = [find_file(data_dir, "sudoku_csv", [f"{part}.csv"], why=why, instead=instead) for part in PARTS]
     tables = [read_table(file) for file in files]
     if tables[0].side != tables[1].side:
-        raise DataError(f"{files[0]} and {files[1]} have puzzles of different sizes")
+        what = f"{files[0]} and {files[1]} have puzzles of different sizes"
+        raise DataError(what, todo="keep those of one size in both")
     if shared := len(_solutions(tables[0]) & _solutions(tables[1])):
         why = "a test would prove nothing"
-        raise DataError(f"{files[0]} and {files[1]} share {shared} solutions", why=why)
+        what = f"{files[0]} and {files[1]} share {shared} solutions"
+        raise DataError(what, why=why, todo="remove their puzzles from one of the files")
     sizes = " + ".join(str(len(table.ratings)) for table in tables)
     source = f"sudoku_csv: {sizes} puzzles from {files[0].parent}"
     return _dataset("sudoku_csv", tables, source, synthetic=False)

@@ -115,7 +115,8 @@ def _schema(options: Options, table: Table) -> _Schema:
         symbol = "TABULAR_INPUTS" if targets else "TABULAR_TARGETS"
         raise ConfigError(f"CONFIG_{symbol} names no column", todo=f"{table.file} has {_listed(table)}")
     if both := sorted({*targets} & {*inputs}):
-        raise ConfigError(f"CONFIG_TABULAR_INPUTS and CONFIG_TABULAR_TARGETS both name {both[0]!r}")
+        what = f"CONFIG_TABULAR_INPUTS and CONFIG_TABULAR_TARGETS both name {both[0]!r}"
+        raise ConfigError(what, todo="leave it out of CONFIG_TABULAR_INPUTS, or out of the other")
     if options.target == "classes" and len(targets) > 1:
         raise ConfigError(
             f"CONFIG_TABULAR_TARGETS names {len(targets)} columns, and only one can have classes",
@@ -324,10 +325,12 @@ def _targets(
     for table, kept in pairs:
         unknown = [row for row in kept.tolist() if table.columns[name][row] not in places]
         if unknown:
-            raise DataError(
-                f"{table.file}: class {table.columns[name][unknown[0]]!r} of {table.row(unknown[0])} is not "
-                "in the training part",
-                todo="leave its rows out, or add some for training",
-            )
+            first, todo = unknown[0], "leave its rows out, or add some for training"
+            what = f"{table.file}: class {table.columns[name][first]!r} of {table.row(first)}"
+            if table.numbers(name) is not None:
+                todo = f"if they are no classes, set CONFIG_TABULAR_TARGET_NUMBERS=y; otherwise {todo}"
+                why = f"column {name!r} has numbers, {len(classes)} different ones for training"
+                raise DataError(f"{what} is not in the training part", why=why, todo=todo)
+            raise DataError(f"{what} is not in the training part", todo=todo)
     labels = [np.array([places[table.columns[name][row]] for row in kept.tolist()]) for table, kept in pairs]
     return TableClassSpec(name="tabular", columns=columns, classes=len(classes)), [*labels], classes

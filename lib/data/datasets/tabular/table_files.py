@@ -17,10 +17,12 @@ from typing import TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from lib.data.file_kinds import check_is_text
 from lib.data.tokenizers import as_text
 from lib.errors import DataError, os_errors
 
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "?"})
+AS_NPZ = "write it by numpy.savez(file, name=array), without arrays of objects"
 _SEPARATORS = ",;\t"
 _SHOWN = 3  # of many faults
 _CHUNK = 10_000  # rows that are read at a time
@@ -74,7 +76,8 @@ class Table:
         except ValueError:
             return None
         if len(infinite := np.flatnonzero(np.isinf(values))):
-            raise DataError(f"{self.file}: column {name!r} is infinite in {self.row(int(infinite[0]))}")
+            what = f"{self.file}: column {name!r} is infinite in {self.row(int(infinite[0]))}"
+            raise DataError(what, todo="write a finite number, or leave the field empty if it is missing")
         return values
 
     def no_numbers(self, name: str) -> dict[int, str]:
@@ -143,6 +146,7 @@ def read_table(file: Path, content: bytes | None = None) -> Table:
 
 def _csv(file: Path, content: bytes) -> dict[str, Texts]:
     content = content.removeprefix(b"\xef\xbb\xbf")
+    check_is_text(content, file, wanted="a table in CSV")
     as_text(content, file)  # all of it, before rows are counted
     separator = max(_SEPARATORS, key=content.partition(b"\n")[0].decode().count)
     lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
@@ -162,9 +166,11 @@ def _csv(file: Path, content: bytes) -> dict[str, Texts]:
                     column[count : count + len(chunk)] = texts
             count += len(chunk)
     except csv.Error as error:
-        raise DataError(f"{file} is no table", why=str(error)) from error
+        why = f"row {count + 1} or below: {error}"
+        todo = 'close each quote, and write " in a quoted field as ""'
+        raise DataError(f"{file} is no table", why=why, todo=todo) from error
     if not count:
-        raise DataError(f"{file} has no rows", why="the first line is the heading")
+        raise DataError(f"{file} has no rows", why="the first line is the heading", todo="add rows below it")
     _check_names(file, names)
     if ragged:
         more = f", and {len(ragged) - _SHOWN} more" if len(ragged) > _SHOWN else ""
@@ -182,17 +188,19 @@ def _npz(file: Path, content: bytes) -> dict[str, Texts]:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             loaded = {name: arrays[name] for name in arrays.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} is no npz file of plain arrays", why=str(error)) from error
+        raise DataError(f"{file} is no npz file of plain arrays", why=str(error), todo=AS_NPZ) from error
     columns = dict[str, Texts]()
     for name, array in loaded.items():
         if array.ndim not in (1, 2) or array.dtype.kind not in "biufU":
-            raise DataError(f"{file}: array {name!r} is {array.dtype} {array.shape}, not a column of a table")
+            what = f"{file}: array {name!r} is {array.dtype} {array.shape}, not a column of a table"
+            raise DataError(what, todo="give arrays (N,) or (N, K) of numbers, bools or texts")
         parts = {name: array} if array.ndim == 1 else {f"{name}_{k}": one for k, one in enumerate(array.T)}
         for key, one in parts.items():
             columns[key] = cast(Texts, np.array([str(value) for value in one.tolist()], _TEXT))
     _check_names(file, [*columns])
     if len(lengths := {len(column) for column in columns.values()}) != 1 or lengths == {0}:
-        raise DataError(f"{file}: its columns are not of one length", why=f"they have {sorted(lengths)} rows")
+        why, todo = f"they have {sorted(lengths)} rows", "give each a value for every row"
+        raise DataError(f"{file}: its columns are not of one length", why=why, todo=todo)
     return columns
 
 
@@ -200,4 +208,5 @@ def _check_names(file: Path, names: list[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if not names or "" in names or twice:
         why = f"{twice[0]!r} is there twice" if twice else "a column has no name"
-        raise DataError(f"{file}: the heading does not name its columns", why=why)
+        todo = "give each column a name of its own"
+        raise DataError(f"{file}: the heading does not name its columns", why=why, todo=todo)

@@ -172,9 +172,9 @@ def test_missing_values_are_reported_with_what_becomes_of_them(
         ),
         ("size,price\n1,2\n1,2,3\n", {}, DataError, "1 of 2 rows do not have the 2 fields.*row 2 has 3"),
         ("size,size,price\n1,1,1\n", {}, DataError, "'size' is there twice"),
-        ("size,price\n", {}, DataError, "has no rows"),
+        ("size,price\n", {}, DataError, "has no rows: .*; add rows below it"),
         ("", {}, DataError, "has no rows"),
-        ("size,price\n1,inf\n2,3\n", {}, DataError, "column 'price' is infinite in row 1"),
+        ("size,price\n1,inf\n2,3\n", {}, DataError, "column 'price' is infinite in row 1; write a finite"),
         (
             "size,price\n1,cheap\n2,3\n",
             {},
@@ -188,10 +188,10 @@ def test_missing_values_are_reported_with_what_becomes_of_them(
             "no row is left for .*TABULAR_VALIDATION_OTHER=y",
         ),
         (f"{HEADING}\n1,a,1,1\n", {"targets": "pricee"}, ConfigError, "TABULAR_TARGETS.*did you mean price"),
-        (f"{HEADING}\n1,a,1,1\n", {"inputs": "price"}, ConfigError, "both name 'price'"),
+        (f"{HEADING}\n1,a,1,1\n", {"inputs": "price"}, ConfigError, "both name 'price'; leave it out of"),
         (f"{HEADING}\n1,a,1,1\n", {"targets": ""}, ConfigError, "CONFIG_TABULAR_TARGETS names no column"),
         (f"{HEADING}\n1,a,1,1\n", {"targets": "city,year", "target": "classes"}, ConfigError, "only one can"),
-        ('size,price\n"1,2\n', {}, DataError, "is no table"),
+        ('size,price\n"1,2\n', {}, DataError, "is no table: row 1 or below: .*; close each"),
         (None, {}, DataError, "is not there"),
     ],
 )
@@ -279,8 +279,17 @@ def test_a_class_that_training_lacks_is_an_error(tmp_path: Path) -> None:
     table(tmp_path, lines(20))
     table(tmp_path, ["1,Bern,1900,5"], name="new.csv")
     options = {"targets": "city", "target": "classes", "validation": "other", "validation_file": "new.csv"}
-    with pytest.raises(DataError, match="class 'Bern' of row 1 is not in the training part"):
+    with pytest.raises(DataError, match="class 'Bern' of row 1 is not in the training part; leave its"):
         read(tmp_path, **options)
+    options["targets"] = "price"
+    with pytest.raises(
+        DataError, match=r"class '5' of row 1 is not in .*: column 'price' has numbers"
+    ) as caught:
+        read(tmp_path, **options)
+    assert (
+        "20 different ones for training; if they are no classes, set CONFIG_TABULAR_TARGET_NUMBERS=y"
+        in str(caught.value)
+    )
 
 
 @pytest.mark.parametrize(
