@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from lib import kconf
 from lib.config import config_from_values
 from lib.errors import ConfigError, Suspended, ToolkitError, error_in
-from lib.plugin_folders import ROOT
+from lib.plugin_folders import ROOT, shortened
 from lib.runs import metrics
 from lib.runs.directory import RunDir
 
@@ -35,22 +36,35 @@ if TYPE_CHECKING:
 
 _LAST_LINES = 200  # that may have the error
 _RUN = re.compile(r"(?:Run|Resuming) (/.*)\n")
+_VARIABLE = re.compile(r"\b(RUN|INPUT|TOP|DIRECTORY|FORMAT|BEST)=")  # of make, for an argument here
+_ARGUMENTS = {"INPUT": "inputs", "FORMAT": "layout"}  # that are not the same word in lower case
+_STDIN = re.compile(r"; INPUT=- reads standard input.*")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Configuration:
     """A valid configuration: its values by symbol, and its text as in a .config."""
 
     values: Mapping[str, Any]
     text: str
 
+    def __repr__(self) -> str:
+        """Return model, data set and number of values, for a notebook shows what a cell ends in."""
+        named = f"model={self.values['MODEL']!r}, dataset={self.values['DATASET']!r}"
+        return f"Configuration({named}, {len(self.values)} values)"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """The decisions for this machine: values as make plan JSON=1 prints them, and a text with reasons."""
 
     values: Mapping[str, Any]
     text: str
+
+    def __repr__(self) -> str:
+        """Return what a step is; `text` has all."""
+        shown = {name: self.values["plan"][name] for name in ("effective_batch", "micro_batch", "precision")}
+        return f"Plan({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +107,7 @@ def configure(base: str | Path, **options: bool | int | float | str) -> Configur
     from lib.kconf.diagnostics import in_notation
     from lib.sweeps.runner import compose_text
 
+    _check_places(options)
     words = {True: "y", False: "n"}
     given = {
         f"CONFIG_{name.removeprefix('CONFIG_')}": words[value] if isinstance(value, bool) else str(value)
@@ -109,6 +124,36 @@ def configure(base: str | Path, **options: bool | int | float | str) -> Configur
         lines = [in_notation(one, equals="=", yes="True", no="False") for one in found]
         raise ConfigError("; ".join(lines), findings=lines if error.findings else ()) from error
     return Configuration(resolved.values, resolved.text)
+
+
+def _check_places(options: Mapping[str, object]) -> None:
+    """Raise ConfigError for a relative path to what is in the program's folder: it starts at the tree."""
+    for name, value in options.items():
+        is_path = name.endswith("_DIR") or name.removeprefix("CONFIG_") == "INITIAL_WEIGHTS"
+        if not is_path or not value or Path(str(value)).is_absolute():
+            continue
+        here, there = Path.cwd() / str(value), ROOT / str(value)
+        if here.exists() and not (there.exists() and there.samefile(here)):
+            what = f"{name}={str(value)!r} is in {Path.cwd()}"
+            why = f"a relative path starts at the source tree, {ROOT}"
+            todo = f"give a whole path, such as {name}={str(shortened(here))!r}"
+            raise ConfigError(what, why=why, todo=todo)
+
+
+@contextmanager
+def _in_words_of_python() -> Iterator[None]:
+    """Name arguments as they are called here, in errors that name variables of make."""
+
+    def name(found: re.Match[str]) -> str:
+        return f"{_ARGUMENTS.get(found[1], found[1].lower())}="
+
+    try:
+        yield
+    except ToolkitError as error:
+        texts = error.what, error.why, _STDIN.sub("", error.todo).replace("BEST=1", "BEST=True")
+        error.what, error.why, error.todo = (_VARIABLE.sub(name, text) for text in texts)
+        error.args = (error.one_line(),)
+        raise
 
 
 def plan(configuration: Configuration) -> Plan:
@@ -150,7 +195,8 @@ def load(run: Run | str | Path, *, best: bool = False, runs: str | Path = "runs"
     from train.stored_run import restore
 
     name = str(run.path if isinstance(run, Run) else run)
-    restored = restore(name, root=ROOT, runs=Path(runs), best=best, needs_data=False)
+    with _in_words_of_python():
+        restored = restore(name, root=ROOT, runs=Path(runs), best=best, needs_data=False)
     with evaluated_weights(restored.job):
         weights = copy.deepcopy(restored.job.model).float().eval()
     return Model(Run(restored.run.path), weights, restored.data.dataset.spec, restored.step, restored)
@@ -164,7 +210,8 @@ def predict(model: Model, inputs: Inputs, *, top: int = 0) -> Predictions:
     """
     from train import predict
 
-    return predict.predict(model._restored, inputs, top=top, log=warnings.warn)
+    with _in_words_of_python():
+        return predict.predict(model._restored, inputs, top=top, log=warnings.warn)
 
 
 def export(model: Model, directory: str | Path, *, layout: str) -> float | None:
@@ -175,7 +222,8 @@ def export(model: Model, directory: str | Path, *, layout: str) -> float | None:
     """
     from train import export
 
-    return export.export(model._restored, directory=Path(directory), layout=layout)
+    with _in_words_of_python():
+        return export.export(model._restored, directory=Path(directory), layout=layout)
 
 
 def _run(configuration: Configuration, *arguments: str, on_line: Callable[[str], object]) -> None:

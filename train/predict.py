@@ -39,7 +39,7 @@ SHOWN_ROWS, SHOWN_COLUMNS = 20, 6  # of a table on the screen
 Progress = Callable[[int, int], None]  # samples done, samples in all
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Predictions:
     """Predictions of a run: the names of N samples in the order of the input, and columns (N,) by name."""
 
@@ -48,6 +48,11 @@ class Predictions:
     precision: str
     names: tuple[str, ...]
     columns: dict[str, npt.NDArray[Any]]
+
+    def __repr__(self) -> str:
+        """Return the number of predictions, the names of the columns and the run."""
+        made = units.counted(len(self.names), "prediction")
+        return f"<{made} of {self.run}, step {self.step}: {', '.join(self.columns)}>"
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield each sample as plain values, its name first, as "input"."""

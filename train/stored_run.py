@@ -113,9 +113,12 @@ def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
         restore = f"restore it: {_restoring(run)}; or " if _restores(run, root) else ""
         accepted = run.path.with_name(run.name.replace(run.identity, identity(resolved.in_effect)))
         accept = f"mv {shlex.quote(str(run.path))} {shlex.quote(str(accepted))}"
+        if not (changed := _differences(run, resolved)):
+            what, why = f"{run.path} is not called as its run was", "the folder was renamed or moved"
+            raise ConfigError(what, why=why, todo=f"give it its name again: {accept}")
         raise ConfigError(
             f"{run.config} is not what the run was made with",
-            why=_differences(run, resolved),
+            why=changed,
             todo=f"{restore}accept it as it is: {accept}",
         )
     for notice in resolved.notices:
@@ -171,7 +174,7 @@ def _check_directories(run: RunDir, resolved: kconf.Resolved) -> None:
 
 
 def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
-    """Format the first values that differ from those the run stored."""
+    """Format the first values that differ from those the run stored; "" where none does."""
     known = stored(run, "values", kconf.values_from_json)
     found = [
         f"{name} {known[name]} -> {value}" if name in known else f"{name} {value} is new"
@@ -181,7 +184,7 @@ def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
     if known.keys().isdisjoint(resolved.in_effect):
         return f"it was changed, and {run.path / 'values.json'} has no value of it"
     more = f" and {len(found) - _DIFFERENCES} more" if len(found) > _DIFFERENCES else ""
-    return ", ".join(found[:_DIFFERENCES]) + more or "it was changed"
+    return ", ".join(found[:_DIFFERENCES]) + more
 
 
 def restore(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -239,3 +240,66 @@ def test_what_predict_notes_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(predict, "predict", lambda *_, log, **__: log("not used: a"))
     with pytest.warns(UserWarning, match="not used: a"):
         api.predict(mock.Mock(), [])
+
+
+def test_errors_name_the_arguments_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lib.data.inputs import files_of
+    from lib.errors import ConfigError
+    from train import api, export, predict
+
+    with pytest.raises(ConfigError, match=r"^run=nope: there is no run in ") as caught:
+        api.load("nope", runs=tmp_path)
+    assert "RUN=" not in caught.value.what
+    model: Any = api.Model(api.Run(tmp_path), None, None, 0, None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^layout=onx is not a format; there are "):
+        api.export(model, tmp_path / "out", layout="onx")
+    monkeypatch.setattr(predict, "predict", lambda _, paths, **__: files_of(paths, frozenset({".txt"})))
+    with pytest.raises(ConfigError, match=r"^inputs=nope is not there; name a file or a folder$"):
+        api.predict(model, ["nope"])
+    monkeypatch.setattr(predict, "predict", lambda *_, top, **__: error(f"TOP={top} is more than"))
+    with pytest.raises(ConfigError, match=r"^top=9 is more than"):
+        api.predict(model, "a.txt", top=9)
+    monkeypatch.setattr(export, "export", lambda *_, **__: error("RUN=a", todo="BEST=1"))
+    with pytest.raises(ConfigError, match=r"^run=a; best=True$"):
+        api.export(model, tmp_path, layout="pt2")
+
+
+def error(what: str, **options: str) -> None:
+    from lib.errors import ConfigError
+
+    raise ConfigError(what, **options)
+
+
+def test_a_relative_path_to_the_folder_of_the_program_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts at the source tree, where another folder may have its name, or none."""
+    for name in ("rows", "docs"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows", "docs", "../" + tmp_path.name):
+        with pytest.raises(anneal.ConfigError) as caught:
+            anneal.configure("tabular-regression", DATASET_TABULAR=True, DATA_DIR=name)
+        whole = (tmp_path / name).resolve()
+        assert str(caught.value) == (
+            f"DATA_DIR={name!r} is in {tmp_path}: a relative path starts at the source tree, {ROOT}; "
+            f"give a whole path, such as DATA_DIR={str(whole)!r}"
+        )
+        asked = anneal.configure("tabular-regression", DATASET_TABULAR=True, DATA_DIR=str(whole))
+        assert asked.values["DATA_DIR"] == str(whole)
+    anneal.configure("tabular-regression", DATASET_TABULAR=True, DATA_DIR="tests")
+    monkeypatch.chdir(ROOT)
+    anneal.configure("tabular-regression", DATASET_TABULAR=True, DATA_DIR="docs")
+
+
+def test_what_a_notebook_prints_of_an_object_is_short() -> None:
+    from train.api import Plan
+    from train.predict import Predictions
+
+    asked = anneal.configure("lenet5")
+    assert repr(asked) == f"Configuration(model='lenet5', dataset='digits', {len(asked.values)} values)"
+    values = {"plan": {"effective_batch": 512, "micro_batch": 64, "precision": "bf16", "device": "cpu"}}
+    assert repr(Plan(values, "a long text")) == "Plan(effective_batch=512, micro_batch=64, precision='bf16')"
+    columns: Any = {"prediction": ["a"] * 2, "probability": [1.0] * 2}
+    found = Predictions(run=Path("r"), step=3, precision="bf16", names=("a", "b"), columns=columns)
+    assert repr(found) == "<2 predictions of r, step 3: prediction, probability>"

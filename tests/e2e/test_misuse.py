@@ -70,6 +70,11 @@ def test_a_run_whose_configuration_was_changed_is_refused_until_that_is_accepted
     assert "Starting after step 40" in runner.run("resume")
     accepted = runner.newest()
     assert accepted.read_json("values")["MAX_STEPS"] == 45 == accepted.status().step
+    renamed = accepted.path.rename(accepted.path.with_name(f"{accepted.name[:-8]}00000000"))
+    output = runner.run("eval", status=2)
+    assert f"{renamed} is not called as its run was: the folder was renamed or moved; give it its" in output
+    subprocess.run(output.partition("name again: ")[2], shell=True, check=True)
+    assert "accuracy" in runner.run("eval") and accepted.path.is_dir()
     plan = accepted.path / "plan.json"
     plan.write_text(plan.read_text().replace('"micro_batch":', '"batch_per_device":'))
     output = runner.run("eval", status=1)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from lib.data.loader import Batch
-from lib.data.types import ArrayPart
-from train.tasks.classify.task import Classify
+from lib.data.types import ArrayPart, Column, TableClassSpec
+from lib.errors import ConfigError
+from train.tasks.classify.task import Classify, predictions
 
 ROWS, CLASSES = 7, 5
 
@@ -139,3 +140,12 @@ def test_a_share_of_one_is_a_sample_that_is_not_mixed() -> None:
     mixed = replace(batch, mixed=(torch.zeros(ROWS, dtype=torch.int64), torch.ones(ROWS)))
     task = Classify(label_smoothing=0.1)
     assert torch.allclose(task.training(same, mixed).loss, task.training(same, batch).loss, rtol=1e-12)
+
+
+def test_of_the_likeliest_classes_no_more_are_given_than_there_are() -> None:
+    spec = TableClassSpec(name="t", columns=(Column(name="x"),), classes=3)
+    shares = np.array([[0.2, 0.5, 0.3]], np.float32)
+    found = predictions(spec, class_names=("a", "b", "c"), top=3)(shares)
+    assert [found[name][0] for name in ("prediction", "prediction_2", "prediction_3")] == ["b", "c", "a"]
+    with pytest.raises(ConfigError, match="TOP=9 is more than the 3 classes of the run; give 3 at most, or"):
+        predictions(spec, class_names=("a", "b", "c"), top=9)

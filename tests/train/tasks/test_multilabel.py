@@ -12,6 +12,7 @@ from torch import Tensor
 from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Column, TableLabelsSpec
 from lib.devices.base import Backend
+from lib.errors import ConfigError
 from train.tasks.base import Totals
 from train.tasks.multilabel.task import MultiLabel, fault, naive_loss, postprocess, predictions
 
@@ -69,6 +70,8 @@ def test_predictions_are_the_labels_above_one_half() -> None:
     found = predictions(SPEC, class_names=("a", "b", "c"), top=0)(shares.numpy())
     assert found["prediction"].tolist() == ["a c", ""]
     assert found["p_b"] == pytest.approx(1 / (1 + np.exp([1.0, 2.0])))
+    with pytest.raises(ConfigError, match=r"TOP=2 is for classes: each label .*; leave it out"):
+        predictions(SPEC, class_names=("a", "b", "c"), top=2)
 
 
 def test_what_is_no_logit_per_label_is_told() -> None:

@@ -99,15 +99,19 @@ def predictions(
 ) -> Callable[[npt.NDArray[np.float32]], Columns]:
     """Return the function from probabilities (N, classes) to the likeliest class and the probability of each.
 
-    top: of this many classes, from the likeliest, instead of each.
+    top: of this many classes, from the likeliest, instead of each. Raises ConfigError for more than
+    there are.
     """
+    if top > spec.classes:
+        todo = f"give {spec.classes} at most, or leave it out for the probability of each"
+        raise ConfigError(f"TOP={top} is more than the {spec.classes} classes of the run", todo=todo)
     names_K = np.array([*class_names] or [*map(str, range(spec.classes))], object)
 
     def columns(probabilities_NK: npt.NDArray[np.float32]) -> Columns:
         order_NK = (-probabilities_NK).argsort(axis=1, kind="stable")
         ranked_NK = np.take_along_axis(probabilities_NK, order_NK, axis=1)
         found: Columns = {"prediction": names_K[order_NK[:, 0]], "probability": ranked_NK[:, 0]}
-        for place in range(1, min(top, len(names_K))):
+        for place in range(1, top):
             found[f"prediction_{place + 1}"] = names_K[order_NK[:, place]]
             found[f"probability_{place + 1}"] = ranked_NK[:, place]
         each = () if top else zip(names_K, probabilities_NK.T, strict=True)

@@ -16,6 +16,7 @@ from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Part, Spec, TableLabelsSpec
 from lib.devices.base import send
+from lib.errors import ConfigError
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
 from train.tasks.base import (
@@ -70,9 +71,11 @@ def predictions(
 ) -> Callable[[npt.NDArray[np.float32]], dict[str, npt.NDArray[Any]]]:
     """Return the function from probabilities (N, labels) to the labels above one half, and each probability.
 
-    top: of no effect, for every label has an answer of its own.
+    Raises ConfigError for `top`.
     """
-    del top
+    if top:
+        why = "each label of this run has an answer of its own"
+        raise ConfigError(f"TOP={top} is for classes", why=why, todo="leave it out")
     names = [*class_names] or [*map(str, range(spec.classes))]
 
     def columns(probabilities_NK: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[Any]]:

@@ -73,7 +73,8 @@ def predictions(
     """Return the function from numbers (N, targets) to a column per target. Raises ConfigError for `top`."""
     assert not class_names
     if top:
-        raise ConfigError(f"TOP={top} is a number of classes", why="this run predicts numbers")
+        why = "this run predicts numbers"
+        raise ConfigError(f"TOP={top} is a number of classes", why=why, todo="leave it out")
     names = [f"predicted_{column.name}" for column in spec.targets]
     return lambda numbers_NK: dict(zip(names, numbers_NK.T, strict=True))
 
