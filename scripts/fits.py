@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -28,6 +29,7 @@ from lib.memory.simulation import simulation
 from lib.memory.twin import RealConstants
 from lib.nn.four_bit import pack
 from lib.nn.lora import adapt
+from lib.nn.model_directory import faults_of_values, in_a_line, read_configuration, values_of
 from lib.nn.packages import import_extra
 from lib.nn.weights import head_of
 from lib.optim.adam_8bit import Adam8bit
@@ -67,7 +69,10 @@ class Request:
     def build(self) -> nn.Module:
         """Make the model, within a simulation."""
         source, _, name = self.model.partition(":")
-        model: Any = import_extra("timm").create_model(name) if source == "timm" else _of_transformers(name)()
+        with _values_of(self.model):
+            model: Any = (
+                import_extra("timm").create_model(name) if source == "timm" else _of_transformers(name)()
+            )
         if self.lora:
             classifies = source == "timm" or type(model).__name__.endswith("Classification")
             own: dict[str, Any] = {"head": head_of(model, None), "trains_head": classifies}
@@ -96,7 +101,8 @@ class Request:
 
     def with_length(self) -> Request:
         """Return this request with the tokens that its samples have."""
-        inputs = self.inputs()
+        with _values_of(self.model):
+            inputs = self.inputs()
         return dataclasses.replace(self, seq=inputs["input_ids"][1] if "input_ids" in inputs else 0)
 
     def inputs(self) -> Any:
@@ -246,9 +252,12 @@ def traced(request: Request, kind: Kind) -> Callable[[int], Report]:
     try:
         report_of = reports(request.build, request.inputs(), device=kind, **options)
         report_of(1)
-    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"MODEL={request.model} cannot be traced so", why=first) from error
+    except faults_of_values() as error:
+        source, _, name = request.model.partition(":")
+        todo = f"check the values in {name}" if source == "hf" else ""
+        raise ConfigError(
+            f"MODEL={request.model} cannot be traced so", why=in_a_line(error), todo=todo
+        ) from error
     return report_of
 
 
@@ -293,12 +302,21 @@ def _of_transformers(path: str) -> functools.partial[nn.Module]:
     transformers = import_extra("transformers")
     if not Path(path).exists():
         raise ConfigError(f"MODEL=hf:{path} is no folder and no file", todo="name one with a config.json")
+    config = read_configuration(path)
     try:
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         name = (config.architectures or [transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__])[0]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"MODEL=hf:{path} names no model", why=str(error).splitlines()[0]) from error
-    return functools.partial(getattr(transformers, name), config)
+        return functools.partial(getattr(transformers, name), config)
+    except (AttributeError, LookupError, TypeError) as error:
+        todo = 'write "architectures": ["..."] with a class of transformers there'
+        raise ConfigError(f"MODEL=hf:{path} names no model", why=in_a_line(error), todo=todo) from error
+
+
+def _values_of(model: str) -> AbstractContextManager[None]:
+    """Return what turns errors about the values of a configuration of transformers into a ConfigError."""
+    source, _, name = model.partition(":")
+    path = Path(name)
+    file = path / "config.json" if path.is_dir() else path
+    return nullcontext() if source == "timm" else values_of(file)
 
 
 def drawn(report: Report, title: str) -> bytes:

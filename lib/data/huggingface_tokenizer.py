@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -14,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.types import Tokens, Unit
-from lib.errors import ConfigError, DataError
+from lib.errors import ConfigError, DataError, os_errors
+from lib.nn.model_directory import AGAIN, faults_of_values, in_a_line, read_configuration
 from lib.nn.packages import import_extra
 
 # Of a folder without any, transformers makes a tokenizer that knows no text.
@@ -38,15 +40,12 @@ class HuggingFaceTokenizer:
         why = f"it has none of {', '.join(FILES)}"
         if any((folder / name).is_file() for name in FILES):
             options = {"local_files_only": True, "trust_remote_code": False}
-            wrong_type = import_extra("huggingface_hub.errors").StrictDataclassError  # no ValueError
             try:
                 self.inner: Any = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
                 why = "" if self.encode("a") else "it gives no token for a text"
-            except wrong_type as error:  # transformers reads config.json, too
-                what, why = f"{folder}/config.json is not understood", " ".join(str(error).split())[:200]
-                raise ConfigError(what, why=why, todo="mend or copy it again") from error
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-                why = " ".join(str(error).split())[:200]
+            except faults_of_values() as error:
+                _check_files(folder)
+                why = in_a_line(error)
         if why:
             todo = "copy the tokenizer of the model there, or name another folder"
             raise ConfigError(f"{folder} has no tokenizer that can be read", why=why, todo=todo)
@@ -128,6 +127,18 @@ class HuggingFaceTokenizer:
     def to_json(self) -> dict[str, Any]:
         """Return its name and folder."""
         return {"name": self.name, "folder": str(self.folder)}
+
+
+def _check_files(folder: Path) -> None:
+    """Raise ConfigError for a file in `folder`, from which no tokenizer can be made, that is the reason."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            with os_errors("read"):
+                json.loads(file.read_bytes())
+        except ValueError as error:
+            raise ConfigError(f"{file} is not JSON", why=str(error), todo=AGAIN) from error
+    if (folder / "config.json").is_file():  # transformers reads it for the class of a tokenizer
+        read_configuration(folder)
 
 
 def _word_of(start: int, stop: int, starts: Sequence[int], words: Sequence[str]) -> int:

@@ -6,16 +6,20 @@ import contextlib
 import functools
 import json
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lib.errors import ConfigError, os_errors
+from lib.nn.packages import import_extra
 from lib.nn.weights import header_facts, read_safetensors
 from lib.plugin_folders import ROOT
 
 FETCH = "make fetch REPO=owner/name DIRECTORY=..."
+MEND = "mend or copy it again"
 AGAIN = f"copy it again; {FETCH} downloads the model to a new directory"
 HOST = torch.device("cpu")  # where weights are read
 # Files of a tokenizer.
@@ -53,7 +57,7 @@ def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{file} is not JSON", why=str(error)) from error
+        raise ConfigError(f"{file} is not JSON", why=str(error), todo=MEND) from error
     kind = values.get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str):
         raise ConfigError(f"{file} has no model_type", todo="give the directory of a model of transformers")
@@ -71,6 +75,50 @@ def open_directory(name: str, *, symbol: str) -> tuple[Path, str, tuple[str, ...
         )
     stored_shapes(str(folder), files)  # transformers does not name a damaged file
     return folder, kind, tuple(files)
+
+
+def read_configuration(place: Path | str) -> Any:
+    """Return transformers' object of the config.json `place`, or of the one in that folder.
+
+    Raises ConfigError without it, and where transformers does not understand it.
+    """
+    file = Path(place) if Path(place).is_file() else Path(place) / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"{place} has no config.json", todo="give the directory that has it")
+    transformers = import_extra("transformers")
+    try:
+        options = {"local_files_only": True, "trust_remote_code": False}
+        return transformers.AutoConfig.from_pretrained(str(place), **options)
+    except faults_of_values() as error:
+        what, why = f"{file} is not understood by transformers {transformers.__version__}", in_a_line(error)
+        raise ConfigError(what, why=why, todo=MEND) from error
+
+
+def faults_of_values() -> tuple[type[Exception], ...]:
+    """Return what transformers raises for the values of a configuration that it cannot use."""
+    found = [ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError]
+    found += [RuntimeError, TypeError, ValueError]
+    checks = sys.modules.get("huggingface_hub.errors")  # its error of a value is no ValueError
+    return (*found, *([] if checks is None else [checks.StrictDataclassError]))
+
+
+@contextlib.contextmanager
+def values_of(file: Path) -> Iterator[None]:
+    """Turn what is raised for the values of the configuration `file` into a ConfigError that names it."""
+    try:
+        yield
+    except faults_of_values() as error:
+        if "memory" in str(error):  # it is short, whatever the values are
+            raise
+        raise ConfigError(f"{file} makes no model", why=in_a_line(error), todo=MEND) from error
+
+
+def in_a_line(error: Exception) -> str:
+    """Format the beginning of a message of another package, which may have many lines."""
+    text = " ".join(str(error).split())[:200]
+    return (
+        f"{type(error).__name__} {text}" if isinstance(error, LookupError) else text or type(error).__name__
+    )
 
 
 def widest_dtype(folder: str, files: Sequence[str]) -> torch.dtype:

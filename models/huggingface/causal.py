@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -18,7 +19,7 @@ from lib.data.sampler import HasLengths
 from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.linear_cross_entropy import linear_cross_entropy
-from lib.nn.model_directory import HOST, widest_dtype
+from lib.nn.model_directory import HOST, values_of, widest_dtype
 from models.huggingface.library import (
     attention,
     attention_dropout,
@@ -68,6 +69,11 @@ def build_causal(
         raise ConfigError(what, why=why, todo="set it to n, or attention_dropout to 0 in config.json")
     check_vocabulary(theirs, spec, folder, files)
     transformers.AttentionInterface.register(_ATTENTION, functools.partial(_attend, transformers))
+    with values_of(Path(folder) / "config.json"):
+        return _built(kind, theirs, folder, files)
+
+
+def _built(kind: Any, theirs: Any, folder: str, files: Sequence[str]) -> nn.Module:
     real = not simulated() and torch.empty(0).device.type != "meta"
     model = None
     if files and not simulated():

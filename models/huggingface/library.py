@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from lib.data.huggingface_tokenizer import FILES, HuggingFaceTokenizer
 from lib.errors import ConfigError
 from lib.memory.simulation import simulated
 from lib.nn.dropout import Dropout
-from lib.nn.model_directory import AGAIN, HOST, open_directory, path_of, stored_shapes
+from lib.nn.model_directory import AGAIN, HOST, open_directory, path_of, stored_shapes, values_of
 from lib.nn.packages import import_extra
 from lib.units import some_of
 
@@ -26,18 +27,6 @@ SYMBOL = "CONFIG_HUGGINGFACE_DIR"
 _PROBE = "Hello world"
 _TOKENS_OF_PROBE = {"byte": [*_PROBE.encode()], "gpt2": [15496, 995]}  # by CONFIG_TOKENIZER
 _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout")
-
-
-def configuration(transformers: Any, folder: str) -> Any:
-    """Return the configuration in `folder`. Raises ConfigError where transformers does not understand it."""
-    wrong_type = import_extra("huggingface_hub.errors").StrictDataclassError  # no ValueError
-    try:
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError, wrong_type) as error:
-        what = f"{folder}/config.json is not understood by transformers {transformers.__version__}"
-        raise ConfigError(
-            what, why=" ".join(str(error).split())[:200], todo="mend or copy it again"
-        ) from error
 
 
 def check_length(theirs: Any, block_size: int, folder: str) -> None:
@@ -153,6 +142,8 @@ def loaded(
         with HOST:
             model, info = kind.from_pretrained(folder, config=theirs, dtype=dtype, **options)
     except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
+        with values_of(Path(folder) / "config.json"), torch.device("meta"):
+            kind._from_config(theirs, attn_implementation=attention)
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"the weights in {folder} cannot be read", why=why, todo=AGAIN) from error
     faults, new, unused = [], list[str](), list[str]()

@@ -14,7 +14,7 @@ from lib.data.types import ImageSpec, TextClassSpec, TokenTagSpec
 from lib.errors import ConfigError
 from lib.memory.simulation import replaced, simulated
 from lib.memory.twin import RealConstants
-from lib.nn.model_directory import open_directory
+from lib.nn.model_directory import open_directory, read_configuration, values_of
 from lib.nn.packages import import_extra
 from lib.nn.weights import head_of
 from models.huggingface import library
@@ -52,7 +52,7 @@ def build(options: Options, spec: Classes | LanguageSpec) -> nn.Module:
     transformers = import_extra(EXTRA)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    theirs = library.configuration(transformers, folder)
+    theirs = read_configuration(folder)
     if not isinstance(spec, Classes):
         return build_causal(transformers, theirs, folder, files, spec)
     if isinstance(spec, ImageSpec):
@@ -73,7 +73,7 @@ def build(options: Options, spec: Classes | LanguageSpec) -> nn.Module:
     _set_sizes(theirs, spec, folder, files)
     chosen = classes[type(theirs)]
     kind = chosen[0] if isinstance(chosen, Sequence) else chosen
-    with RealConstants() if simulated() else contextlib.nullcontext():
+    with RealConstants() if simulated() else contextlib.nullcontext(), values_of(directory / "config.json"):
         return _with_logits(transformers, _made(transformers, kind, theirs, folder, files), spec)
 
 

@@ -67,8 +67,29 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "damaged tokenizer": (
         lambda f: f.joinpath("tokenizer.json").write_text("{") and None,
-        "has no tokenizer that can be read",
+        r"tokenizer.json is not JSON: .*; copy it again",
     ),
+    "a type that there is not": (
+        rewrite("config.json", dtype="float7"),
+        r"config.json is not understood by transformers .*float7.*; mend or copy it again",
+    ),
+    **{
+        f"{name} {value}": (
+            rewrite("config.json", **{name: value}),
+            r"config.json (is not understood|makes no model).*; mend or copy it again",
+        )
+        for name, value in (
+            ("num_key_value_heads", 0),
+            ("num_attention_heads", 5),
+            ("hidden_act", "bent"),
+            ("rope_parameters", {"rope_type": "bent", "rope_theta": 1.0}),
+            ("num_hidden_layers", "two"),
+            ("hidden_size", None),
+            ("hidden_size", -64),
+            ("head_dim", 15),
+            ("rope_parameters", {"rope_type": "yarn"}),
+        )
+    },
     "more tokens than rows": (rewrite("config.json", vocab_size=250), "the data have 256, the model 250"),
     "other tokens": (
         lambda f: added(f, 20),
@@ -118,8 +139,8 @@ def added(folder: Path, count: int) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
+def cut(file: Path, count: int = 100) -> None:
+    file.write_bytes(file.read_bytes()[:-count])
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +159,23 @@ def test_a_bad_directory_is_one_line(fault: str, good: Path, tmp_path: Path) -> 
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 
 
-def test_a_tokenizer_whose_configuration_is_not_understood_is_one_line(good: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (rewrite("config.json", attention_bias="maybe"), r"config.json is not understood.*attention_bias"),
+        (rewrite("config.json", dtype="float7"), r"config.json is not understood.*float7"),
+        (lambda f: cut(f / "tokenizer.json"), r"/tokenizer.json is not JSON: "),
+        (lambda f: cut(f / "tokenizer_config.json", 9), r"/tokenizer_config.json is not JSON: "),
+        (lambda f: cut(f / "config.json", 9), r"/config.json is not JSON: "),
+    ],
+)
+def test_a_file_that_keeps_the_tokenizer_from_being_read_is_named(
+    change: Callable[[Path], None], told: str, good: Path, tmp_path: Path
+) -> None:
     """Chats open it before the model is made."""
     shutil.copytree(good, tmp_path / "model")
-    rewrite("config.json", attention_bias="maybe")(tmp_path / "model")
-    with pytest.raises(
-        ConfigError, match=r"config.json is not understood: .*attention_bias.*; mend"
-    ) as caught:
+    change(tmp_path / "model")
+    with pytest.raises(ConfigError, match=rf"^/[^ ]*{told}.*; (mend or )?copy it again") as caught:
         HuggingFaceTokenizer(tmp_path / "model")
     assert "\n" not in str(caught.value)
 

@@ -138,8 +138,25 @@ def test_a_template_that_tells_no_beginning_is_refused(tmp_path: Path) -> None:
         sampled(tokenizer_at(tmp_path, MISLEADS))
     with pytest.raises(ConfigError, match=r"here:7: the chat template refuses .*no system here; leave the"):
         sampled(tokenizer_at(tmp_path, REFUSES), [{"role": "system", "content": "x"}, *TALK])
-    with pytest.raises(ConfigError, match="here:7: the chat template refuses"):
-        sampled(tokenizer_at(tmp_path, "{{ messages[0].nothing.more }}"))
+    told = r"here:7: the chat template refuses .*, or mend /.*/chat_template.jinja:2$"
+    for dated in ("", "{% if strftime_now %}{% endif %}"):
+        with pytest.raises(ConfigError, match=told):
+            sampled(tokenizer_at(tmp_path, f"{dated}\n{{{{ messages[0].nothing.more }}}}"))
+
+
+@pytest.mark.parametrize("before", ["", "{% if strftime_now is defined %}{% endif %}"])
+def test_a_template_that_cannot_be_read_is_named_before_any_message(before: str, tmp_path: Path) -> None:
+    """As is a folder with several and no default."""
+    told = r"^/[^ ]*/chat_template.jinja:3: the chat template cannot be read: unexpected '}'; mend the templ"
+    with pytest.raises(ConfigError, match=told):
+        template_of(HuggingFaceTokenizer(tokenizer_at(tmp_path, before + "\n\n{{ messages }" + PLAIN)))
+
+
+def test_several_templates_without_a_default_are_an_error(tmp_path: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(tokenizer_at(tmp_path))
+    tokenizer.inner.chat_template = {"rag": PLAIN, "long": PLAIN}
+    with pytest.raises(ConfigError, match=r"chat_template.jinja has no chat template: .*; mend the template"):
+        template_of(tokenizer)
 
 
 def test_the_date_of_a_template_does_not_change_the_data(tmp_path: Path) -> None:
@@ -172,7 +189,10 @@ def test_a_folder_without_a_usable_tokenizer_is_refused(tmp_path: Path) -> None:
         HuggingFaceTokenizer(tmp_path)
     for content in ("{", "{}", "[]"):
         (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(ConfigError, match="has no tokenizer that can be read"):
+        told = (
+            "tokenizer.json is not JSON: .*; copy it again" if content == "{" else "has no tokenizer that can"
+        )
+        with pytest.raises(ConfigError, match=told):
             HuggingFaceTokenizer(tmp_path)
     with pytest.raises(ConfigError, match="is not a directory"):
         HuggingFaceTokenizer(tmp_path / "tokenizer.json")

@@ -34,6 +34,7 @@ class Tiny(nn.Module):
         super().__init__()
         self.config, self.recomputed = config, False
         self.embed = nn.Embedding(64, 512)
+        nn.Linear(config.layers, 1)  # a negative size is a RuntimeError
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(4))
 
     def activation_checkpointing_enable(self, options: dict[str, bool]) -> None:
@@ -46,6 +47,10 @@ class Tiny(nn.Module):
         for layer in self.layers:
             x_BTC = checkpoint(layer, x_BTC, use_reentrant=False) if self.recomputed else layer(x_BTC)
         return SimpleNamespace(loss=x_BTC.float().mean())
+
+
+class CheckOfType(Exception):
+    """StrictDataclassError of huggingface_hub, which is neither a ValueError nor a TypeError."""
 
 
 class TinyForCausalLM(Tiny):
@@ -68,18 +73,29 @@ def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def read(path: str, local_files_only: bool, trust_remote_code: bool) -> Any:
         assert local_files_only and not trust_remote_code
-        if "damaged" in path:
-            raise ValueError("no model_type\nand more")
-        return SimpleNamespace(architectures=["TinyForCausalLM"], max_position_embeddings=256, use_cache=True)
+        if path in ("damaged.json", "type.json", "value.json"):
+            raise {"damaged": ValueError, "type": AttributeError, "value": CheckOfType}[Path(path).stem](
+                "no model_type\nand more"
+            )
+        if "class" in path:
+            return SimpleNamespace(architectures=["Nobody"])
+        return SimpleNamespace(
+            layers=-1 if "layers" in path else 4,
+            architectures=["TinyForCausalLM"],
+            max_position_embeddings=256,
+            use_cache=True,
+        )
 
     transformers = SimpleNamespace(
-        AutoConfig=SimpleNamespace(from_pretrained=read), TinyForCausalLM=TinyForCausalLM
+        AutoConfig=SimpleNamespace(from_pretrained=read), TinyForCausalLM=TinyForCausalLM, __version__="5"
     )
+    hub = SimpleNamespace(StrictDataclassError=CheckOfType)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", hub)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "timm", timm)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "transformers", transformers)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "peft", None)  # type: ignore[arg-type]
     monkeypatch.chdir(tmp_path)
-    for name in ("config.json", "damaged.json"):
+    for name in ("config.json", "damaged.json", "type.json", "value.json", "layers.json", "class.json"):
         (tmp_path / name).touch()
     for cached in (fits.traced, fits._of_transformers):
         cached.cache_clear()
@@ -247,7 +263,21 @@ def test_all_gpus_are_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             "MODEL=timm:image is no model of the installed timm; did you mean images",
         ),
         ({"model": "hf:none", "gpu": "rtx3090"}, "MODEL=hf:none is no folder and no file"),
-        ({"model": "hf:damaged.json", "gpu": "rtx3090"}, r"names no model: no model_type$"),
+        *(
+            (
+                {"model": f"hf:{name}.json", "gpu": "rtx3090"},
+                rf"^{name}.json is not understood by transformers 5: no model_type and more; mend or copy",
+            )
+            for name in ("damaged", "type", "value")
+        ),
+        (
+            {"model": "hf:layers.json", "gpu": "rtx3090"},
+            r"^layers.json makes no model: .*negative dimension.*; mend or copy",
+        ),
+        (
+            {"model": "hf:class.json", "gpu": "rtx3090"},
+            r'MODEL=hf:class.json names no model: .*Nobody.*; write "architectures"',
+        ),
         ({"model": "timm:images", "gpu": "rtx3090x2"}, "GPU=rtx3090x2 is not one GPU"),
         ({"model": "timm:images", "gpu": "tpu-v4-8"}, "GPU=tpu-v4-8 is not one GPU"),
         ({"model": "timm:images", "gpu": "rtx3090", "checkpoint": "q"}, "CHECKPOINT=q is neither y nor n"),

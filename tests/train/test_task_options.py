@@ -173,6 +173,16 @@ USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "cont
         ("chat", said(USER, USER), "chat.jsonl:1 has no message of the assistant; leave the line out"),
         ("chat", said(ASSISTANT, USER), "chat.jsonl:1 begins with an answer; leave the line out"),
         ("chat", said(USER | {"role": "usr"}, ASSISTANT), "message 1 has the role 'usr'; did you mean user?"),
+        (
+            "chat",
+            said(USER | {"role": "human"}, ASSISTANT),
+            "message 1 has the role 'human'; write user for it",
+        ),
+        (
+            "chat",
+            said(USER | {"role": 7}, ASSISTANT),
+            "message 1 has the role 7; write one of system, developer, user, assistant, tool",
+        ),
         ("chat", said(USER, {"role": "assistant"}), 'chat.jsonl:1, message 2 has no "content": its keys are'),
         ("chat", said(USER, ASSISTANT | {"content": ""}), 'chat.jsonl:1, message 2: "content" is empty'),
         (

@@ -10,10 +10,11 @@ import numpy as np
 
 from lib.data.datasets.key_values import PartName, questions
 from lib.data.jsonl import read_objects, value_of
-from lib.errors import ConfigError, meant
+from lib.errors import ConfigError, close_to, meant
 
 ANSWERS = "assistant"  # the role whose messages are learned
 ROLES = ("system", "developer", "user", ANSWERS, "tool")
+_OTHER_NAMES = {"human": "user", "gpt": ANSWERS, "model": ANSWERS, "bot": ANSWERS, "function": "tool"}
 # By the key that tells the format: all keys that are read, the answer last; "input" may be missing.
 FORMATS = {
     "messages": ("messages",),
@@ -71,7 +72,11 @@ def _messages(place: str, given: Any) -> list[Message]:
     for number, message in enumerate(given, start=1):
         at = f"{place}, message {number}"
         if (role := value_of(at, message, "role")) not in ROLES:
-            raise ConfigError(f"{at} has the role {role!r}", todo=meant(role, ROLES))
+            instead = _OTHER_NAMES.get(role) if isinstance(role, str) else None
+            todo = f"write {instead} for it" if instead else f"write one of {', '.join(ROLES)}"
+            raise ConfigError(
+                f"{at} has the role {role!r}", todo=meant(role, ROLES) if close_to(role, ROLES) else todo
+            )
         _check_text(at, message, "content", may_be_empty=role != ANSWERS)
         if further := [name for name in message if name not in ("role", "content")]:
             raise ConfigError(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Sequence
 from datetime import date
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lib.data.datasets.chat.conversations import ANSWERS, Conversation, Message
 from lib.data.huggingface_tokenizer import HuggingFaceTokenizer
 from lib.data.types import Tokenizer
 from lib.errors import ConfigError
+from lib.nn.model_directory import in_a_line
 from lib.nn.packages import import_extra
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -19,6 +21,7 @@ _CODES = "".join(f"|replace('%{code}', '{_TODAY:%{code}}')" for code in "aAbBdHm
 _DATED = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{% endmacro %}}\n"
 
 
+_MEND = "mend the template, or copy it again"
 _PLAIN = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
     "{{ eos_token if message['role'] == 'assistant' else '\n' }}{% endfor %}"
@@ -100,17 +103,41 @@ class ChatTemplate:
     name = "the chat template of the tokenizer"
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
-        """Raises ConfigError for a tokenizer without offsets."""
+        """Raises ConfigError for a tokenizer without offsets, and for a template that cannot be used."""
         self._inner, self.vocab_size = tokenizer.inner, tokenizer.vocab_size
         if not self._inner.is_fast:
             what = f"the tokenizer in {tokenizer.folder} does not tell the places of its tokens"
             raise ConfigError(what, todo="convert it to a tokenizer.json")
-        self._template: str = self._inner.get_chat_template()
+        own = tokenizer.folder / "chat_template.jinja"
+        self._file = own if own.is_file() else tokenizer.folder / "tokenizer_config.json"
+        try:
+            self._template: str = self._inner.get_chat_template()
+        except ValueError as error:  # several, and none of them the default
+            raise ConfigError(
+                f"{self._file} has no chat template", why=in_a_line(error), todo=_MEND
+            ) from error
+        self._lines_before = 0
         if "strftime_now" in self._template:
             self.name, self._template = f"{self.name} at {_TODAY}", _DATED + self._template
+            self._lines_before = _DATED.count("\n")
+        self._check_syntax()
         self._has_marks = bool(_MARK.search(self._template))
         self._special = {*self._inner.all_special_ids, *self._inner.added_tokens_decoder}
         self._end, self._usual_end = -1, -1 if tokenizer.end is None else tokenizer.end
+
+    def _check_syntax(self) -> None:
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            self._render([])
+        except TemplateSyntaxError as error:
+            place, why = f"{self._file}:{error.lineno - self._lines_before}", in_a_line(error)
+            raise ConfigError(f"{place}: the chat template cannot be read", why=why, todo=_MEND) from error
+
+    def _render(self, conversations: Any, **options: bool) -> Any:
+        render = import_extra("transformers.utils.chat_template_utils").render_jinja_template
+        own = {"chat_template": self._template, **self._inner.special_tokens_map}
+        return render(conversations=conversations, **own, **options)
 
     @property
     def end(self) -> int:
@@ -165,16 +192,22 @@ class ChatTemplate:
         """Return messages as text, and what is marked in it."""
         from jinja2 import TemplateError
 
-        render = import_extra("transformers.utils.chat_template_utils").render_jinja_template
         options |= {"return_assistant_tokens_mask": self._has_marks}
-        own = {"chat_template": self._template, **self._inner.special_tokens_map}
         try:
-            (text,), marks = render(conversations=[[*messages]], **own, **options)
+            (text,), marks = self._render([[*messages]], **options)
         except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
-            why, todo = " ".join(str(error).split())[:200], "leave the line out, or change its messages"
             what = f"{conversation.place}: the chat template refuses these messages"
-            raise ConfigError(what, why=why, todo=todo) from error
+            todo = "leave the line out, or change its messages"
+            if type(error) is not TemplateError:  # which is what a template raises itself
+                todo += f", or mend {self._line_of(error)}"
+            raise ConfigError(what, why=in_a_line(error), todo=todo) from error
         return text, marks[0] if marks else []
+
+    def _line_of(self, error: Exception) -> str:
+        """Return the file of the template, with the line that raised `error` where that is known."""
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == "<template>" and frame.lineno]
+        return f"{self._file}:{lines[-1] - self._lines_before}" if lines else str(self._file)
 
 
 def check_contents(conversation: Conversation, tokenizer: Tokenizer) -> None:
