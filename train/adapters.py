@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,42 @@ def base_dtype(config: Config, found: WeightFiles | None = None) -> torch.dtype:
         return torch.float32 if below is None else base_dtype(config, below)
     types = [each.dtype for each in given.values() if each.is_floating_point()]
     return functools.reduce(torch.promote_types, types)
+
+
+def check_layers(model: nn.Module, given: Mapping[str, Tensor], found: WeightFiles) -> None:
+    """Raise ConfigError where the adapters `given` are for other layers than those of `model`.
+
+    given: by our names, of `found`. That tells another model in a line; each layer alone would have two.
+    """
+    own, fault = lora.adapted(model), f"{OPTION}={found.path} does not fit"
+    theirs = {name.rpartition(".")[0] for name in given if is_adapter(name)}
+    todo = "use adapters of this model, or the model that they were trained on"
+    of_own = _depths(own)
+    for stack, depth in _depths(theirs).items():
+        if depth != of_own.get(stack, depth):
+            why = f"layers in {stack} with adapters: {depth}, of this configuration: {of_own[stack]}"
+            raise ConfigError(f"{fault}: its adapters are for another model", why=why, todo=todo)
+    other = list[str]()
+    for name in sorted(theirs & own.keys()):
+        layer, (a, b) = own[name], (given.get(f"{name}.lora_{each}") for each in "AB")
+        if a is not None and b is not None and a.dim() == b.dim() == 2:
+            stored, expected = (a.shape[1], b.shape[0]), (layer.in_features, layer.out_features)
+            if stored != expected:
+                other.append(
+                    f"{name} is from {stored[0]} to {stored[1]}, here from {expected[0]} to {expected[1]}"
+                )
+    if other:
+        why = f"{other[0]}{f', and {len(other) - 1} more' if other[1:] else ''}"
+        raise ConfigError(f"{fault}: its adapters are for layers of other sizes", why=why, todo=todo)
+
+
+def _depths(names: Collection[str]) -> dict[str, int]:
+    """Return how many numbers the layers of each stack have, by what is before their first number."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        if matched := re.match(r"(.*?)\.([0-9]+)(?:\.|$)", name):
+            found.setdefault(matched[1], set()).add(matched[2])
+    return {stack: len(numbers) for stack, numbers in found.items()}
 
 
 def check_fit(model: nn.Module, found: WeightFiles, config: Config) -> str:

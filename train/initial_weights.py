@@ -183,6 +183,7 @@ def _load(
         if config.weights.adapt == "full":
             todo = "set CONFIG_ADAPT_LORA=y, or merge them first: make export MERGE=y"
             raise ConfigError(f"{fault} has adapters, and CONFIG_ADAPT_FULL=y", todo=todo)
+        adapters.check_layers(model, given, found)
         if (below := adapters.base_of(found, config)) is not None:
             base = f"base {below}: {_load(model, below, config)}; adapters: "
         base += adapters.check_fit(model, found, config)

@@ -23,6 +23,7 @@ from lib.errors import CheckpointError, ConfigError
 from lib.nn.batch_norm import FrozenNorm
 from lib.runs import checkpoint
 from lib.runs.weight_files import OPTION, WeightFiles, kind_of, of_torch_save, other_format
+from lib.units import some_of
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _INTS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
@@ -171,9 +172,14 @@ def named_by(patterns: str, names: Collection[str], *, option: str, within: bool
     """
     found: set[str] = set()
     for pattern in patterns.split():
-        forms = [each + below for each in (pattern, f"*.{pattern}")[: 1 + within] for below in ("", ".*")]
-        own = {name for name in names if any(fnmatchcase(name, form) for form in forms)}
+        forms = (pattern, f"*.{pattern}")[: 1 + within]
+        own = {name for form in forms for name in _matched(form, names)}
         if not own:
+            for form in (f"*.{pattern}", f"*{pattern}*"):
+                if further := sorted(_matched(form, names)):
+                    what = f"CONFIG_{option}: no weight matches {pattern}"
+                    why = f"a pattern is for the whole name, as of {some_of(further)}"
+                    raise ConfigError(what, why=why, todo=f"{form} would match {len(further)}")
             parts = [name.split(".") for name in names]
             known = sorted(
                 {
@@ -188,6 +194,11 @@ def named_by(patterns: str, names: Collection[str], *, option: str, within: bool
             raise ConfigError(what, why=f"close to it: {close}", todo="correct or remove it")
         found |= own
     return found
+
+
+def _matched(pattern: str, names: Collection[str]) -> set[str]:
+    """Return the names that `pattern` matches, or whose beginning up to a dot it does."""
+    return {name for name in names if any(fnmatchcase(name, pattern + below) for below in ("", ".*"))}
 
 
 def is_adapter(name: str) -> bool:

@@ -133,15 +133,37 @@ def with_layer(tensors: dict[str, Tensor], *_: object) -> None:
     tensors |= {name.replace("blocks.1.", "blocks.2."): each for name, each in tensors.items()}
 
 
+def wider(tensors: dict[str, Tensor], *_: object) -> None:
+    tensors |= {name: torch.cat([each, each], dim=1) for name, each in tensors.items() if "lora_A" in name}
+
+
+def wider_layer(tensors: dict[str, Tensor], *_: object) -> None:
+    tensors |= {
+        name: torch.cat([each, each]) for name, each in tensors.items() if "blocks.0.qkv.lora_B" in name
+    }
+
+
 def of_settings(**changes: Any) -> Change:
     return lambda _, settings, __: settings.update(changes)
 
 
 REFUSED: dict[str, tuple[Change, dict[str, Any], str]] = {
     "a layer less": (
-        without_layer, {}, r"not fit the model: backbone.blocks.1.\w+.lora_A is missing, and 7 more; 8",
+        without_layer, {"lora_alpha": 4},
+        r"another model: layers in backbone.blocks with adapters: 1, of this configuration: 2; use adapters",
     ),
-    "a layer more": (with_layer, {}, r"backbone.blocks.2.\w+.lora_A is not of the model, and 7 more"),
+    "a layer more": (
+        with_layer, {"lora_alpha": 4},
+        r"layers in backbone.blocks with adapters: 3, of this configuration: 2; use",
+    ),
+    "other sizes": (
+        wider, {"lora_alpha": 4},
+        r"of other sizes: backbone.blocks.0.\w+ is from (\d+) to \d+, here from \d+ to \d+, and 7 more; use",
+    ),
+    "one layer of another size": (
+        wider_layer, {},
+        r"of other sizes: backbone.blocks.0.qkv is from \d+ to \d+, here from \d+ to \d+; use",
+    ),
     "a target less": (nothing, {"lora_targets": "qkv"}, "attention_out.lora_A is not of the model"),
     "foreign": (
         lambda _, __, facts: facts.update(shapes="0"), {},

@@ -159,3 +159,22 @@ def test_a_pattern_that_may_begin_within_a_path_is_told_close_names_of_that_form
         named_by("q_prj", names, option="LORA_TARGETS", within=True)
     with pytest.raises(ConfigError, match=r"close to it: model\.layers\.0\.self_attn\.q_proj"):
         named_by("model.layers.0.self_attn.q_prj", names, option="FREEZE")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "within", "form", "count"),
+    [
+        ("q_proj", False, "*.q_proj", 2),
+        ("layers.0.q_proj", False, "*.layers.0.q_proj", 1),
+        ("proj", True, "*proj*", 4),
+    ],
+)
+def test_a_pattern_of_a_part_of_a_name_is_told_what_would_match(
+    pattern: str, within: bool, form: str, count: int
+) -> None:
+    names = {f"model.layers.{layer}.{name}_proj.weight" for layer in range(2) for name in "qk"} | {"lm_head"}
+    told = rf"no weight matches {pattern}: .* whole name, as of model\.layers\..*; "
+    with pytest.raises(ConfigError, match=told) as caught:
+        named_by(pattern, names, option="LORA_TRAIN", within=within)
+    assert caught.value.todo == f"{form} would match {count}"
+    assert len(named_by(form, names, option="LORA_TRAIN", within=within)) == count
