@@ -7,10 +7,11 @@ weights and downloads nothing.
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -38,14 +39,27 @@ from lib.plan.fitting import GAPS, largest_fitting, split_under
 from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.sharding import shares
-from lib.plan.types import STATIC_SHAPES, Device, Kind, Layout, Memory, Precision
+from lib.plan.tables import BF16_CAPABILITY
+from lib.plan.types import STATIC_SHAPES, Device, Hardware, Kind, Layout, Memory, Precision
 from lib.units import aligned, bytes_text, columns, range_text, whole_number
 from train.planning.changes import STATE, WEIGHTS, Change, Edit, attempts, together
 from train.planning.memory_estimate import with_gaps
 
+_EIGHT_BIT, _FOUR_BIT = "8-bit optimizer state", "4-bit weights"
+_SETTINGS = {_EIGHT_BIT: "CONFIG_ADAM_8BIT=y", _FOUR_BIT: "CONFIG_ADAPT_QLORA=y"}
 STEPS = 1000  # whose money is shown
 SHOWN = 0.01  # share of the need from which a part is shown
-HEAD = ("GPU", "batch", "steps of", "need", "of which, in GB", "seconds", f"{STEPS} steps", "what would fit")
+HEAD = (
+    "GPU",
+    "batch",
+    "steps of",
+    "need",
+    "free",
+    "of the need, in GB",
+    "seconds",
+    f"{STEPS} steps",
+    "what would fit",
+)
 _PHASES = ("forward pass", "backward pass", "optimizer step")  # of Report.phases
 WORDS, NUMBERS = ("model", "gpu", "precision", "checkpoint", "price", "out"), ("seq", "lora", "target")
 
@@ -70,9 +84,7 @@ class Request:
         """Make the model, within a simulation."""
         source, _, name = self.model.partition(":")
         with _values_of(self.model):
-            model: Any = (
-                import_extra("timm").create_model(name) if source == "timm" else _of_transformers(name)()
-            )
+            model: Any = import_extra("timm").create_model(name) if source == "timm" else _made(name)
         if self.lora:
             classifies = source == "timm" or type(model).__name__.endswith("Classification")
             own: dict[str, Any] = {"head": head_of(model, None), "trains_head": classifies}
@@ -104,6 +116,14 @@ class Request:
         with _values_of(self.model):
             inputs = self.inputs()
         return dataclasses.replace(self, seq=inputs["input_ids"][1] if "input_ids" in inputs else 0)
+
+    def settings(self) -> str:
+        """Format the size of a sample, and what else was asked for."""
+        inputs = self.inputs()
+        sizes = inputs if isinstance(inputs, tuple) else next(iter(inputs.values()))
+        size = f"{sizes[1]:,} tokens" if len(sizes) == 2 else " x ".join(map(str, sizes[1:]))
+        own = f"LORA={self.lora}" if self.lora else "all weights trained"
+        return f"{own}, {'CHECKPOINT=y, ' * self.checkpoint}samples of {size}"
 
     def inputs(self) -> Any:
         """Return the shapes of one sample, with labels where the model takes them."""
@@ -160,8 +180,9 @@ def main() -> int:
             f"GPU={options.gpu} is not one GPU", todo="name one; the table says how many it takes"
         )
     rows = [(name, *cells(request, each.kind, each.devices[0], options)) for name, each in machines]
-    print(f"{request.model}, {request.precision}, AdamW, {request.inputs()}: predicted, not measured")
+    print(f"{request.model}, {request.precision}, AdamW, {request.settings()}: predicted, not measured")
     print("\n".join(aligned(columns([HEAD, *rows]))))
+    below = list[str]()
     if len(rows) == 1 and rows[0][1] == "0":
         kind, device = machines[0][1].kind, machines[0][1].devices[0]
         found = list(changes(request, kind, device.free_bytes))
@@ -170,16 +191,38 @@ def main() -> int:
             for text, report in found
             if report
         ]
-        shown = aligned(columns([("One sample would fit with", "need", "seconds"), *table])) if table else ()
-        print("\n".join([*shown, *(line for line, report in found if not report)]))
+        head = ("One sample would fit with", "need", "seconds")
+        below = [
+            *(aligned(columns([head, *table])) if table else ()),
+            *(each for each, one in found if not one),
+        ]
+        print("\n".join(below))
     print(
         f"{allocator_text()}. Seconds of a step by the roofline; money in US dollars unless PRICE= is yours."
     )
-    print(request.origin)
+    text = "\n".join([*(row[-1] for row in rows), *below])
+    print("\n".join([*notes(request, machines, text, target=bool(options.target)), request.origin]))
     if options.out:
         report = traced(request, machines[0][1].kind)(int(rows[0][1]) or 1)
         atomic.save(Path(options.out), drawn(report, request.model), action="write a picture")
     return 0 if any(row[1] != "0" for row in rows) else 2
+
+
+def notes(
+    request: Request, machines: Sequence[tuple[str, Hardware]], text: str, *, target: bool
+) -> Iterator[str]:
+    """Yield what else to know of the rows for `machines`. text: the changes that they name."""
+    found = {name: each.devices[0].capability for name, each in machines if each.kind == "cuda"}
+    old = [name for name, capability in found.items() if capability and capability < BF16_CAPABILITY]
+    if old and request.precision.startswith("bf16"):
+        yield f"NOTE: {', '.join(old)} cannot compute in bf16: make plan takes fp16 there (PRECISION=fp16)."
+    if len(machines) > 1 and not target:
+        yield f"NOTE: {STEPS} steps of different batches are different work: TARGET= gives all rows one."
+    for name, setting in _SETTINGS.items():
+        if name in text:
+            yield f"{name}: {setting} in a configuration; make fits has no variable for it."
+    if "FSDP" in text:
+        yield "Seconds with FSDP are without communication between the GPUs; make plan GPU=NAMEx2 counts it."
 
 
 def cells(request: Request, kind: Kind, device: Device, options: argparse.Namespace) -> tuple[str, ...]:
@@ -193,6 +236,7 @@ def cells(request: Request, kind: Kind, device: Device, options: argparse.Namesp
     of = [(size, name) for name, size in parts.items() if size > SHOWN * memory.need_bytes]
     need = (
         bytes_text(memory.need_bytes),
+        bytes_text(memory.usable_bytes),
         ", ".join(f"{name} {size / 1e9:.1f}" for size, name in sorted(of)[::-1]),
     )
     if not largest:
@@ -275,8 +319,8 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str
         return report.on(free_bytes), report
 
     rank, again = request.lora or 16, edit("CHECKPOINT=y", STATE, is_exact=True, checkpoint=True)
-    small, lora = edit("8-bit optimizer state", WEIGHTS, eight_bit=True), edit(f"LORA={rank}", (), lora=rank)
-    four_bit = edit("4-bit weights", (), lora=rank, four_bit=True)
+    small, lora = edit(_EIGHT_BIT, WEIGHTS, eight_bit=True), edit(f"LORA={rank}", (), lora=rank)
+    four_bit = edit(_FOUR_BIT, (), lora=rank, four_bit=True)
     adapted = [] if request.lora else [lora]
     found = together(
         request,
@@ -287,7 +331,13 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str
         shorter=lambda size: edit(f"SEQ={size}", STATE, seq=size),
         wider=lambda count: Edit(f"FSDP over {count}", lambda own: own, devices=count),
     )
-    return attempts(found, traced(request, kind)(1).on(free_bytes), attempt)
+    return attempts(found, traced(request, kind)(1).on(free_bytes), attempt, peak_of=_peak_of)
+
+
+def _peak_of(report: Report) -> str:
+    """Name the phase of a step whose peak is the largest."""
+    names = dict(zip(report.phases, _PHASES, strict=True))
+    return names[max(report.phases, key=lambda phase: report.phases[phase][0])]
 
 
 def sharded(request: Request, world: int) -> Mapping[str, float]:
@@ -309,6 +359,11 @@ def _of_transformers(path: str) -> functools.partial[nn.Module]:
     except (AttributeError, LookupError, TypeError) as error:
         todo = 'write "architectures": ["..."] with a class of transformers there'
         raise ConfigError(f"MODEL=hf:{path} names no model", why=in_a_line(error), todo=todo) from error
+
+
+def _made(path: str) -> nn.Module:
+    make = _of_transformers(path)
+    return make.func(*copy.deepcopy(make.args))  # CHECKPOINT=y changes the configuration of its model
 
 
 def _values_of(model: str) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,7 +119,10 @@ def test_a_table_for_one_gpu_and_a_picture(
     inputs: Any = (1, 3, 32, 32)
     largest = largest_batch(Images, inputs, gpu=gpu, limit=10_000, expandable_segments=True)
     assert 1000 < largest < 10_000 and row.split()[:2] == [gpu, str(largest)]
-    assert title == "timm:images, fp32, AdamW, (1, 3, 32, 32): predicted, not measured"
+    assert (
+        title
+        == "timm:images, fp32, AdamW, all weights trained, samples of 3 x 32 x 32: predicted, not measured"
+    )
     assert head.split()[:5] == ["GPU", "batch", "steps", "of", "need"] and "what would fit" not in head
     words = row.split()
     accumulation, micro_batch = int(words[2]), int(words[4])
@@ -151,10 +155,11 @@ def test_a_language_model_of_a_configuration(
 ) -> None:
     assert run(monkeypatch, model="hf:config.json", gpu="rtx3090:2G") == 0
     all_of_it, short = capsys.readouterr().out.splitlines(), {"seq": "128", "checkpoint": "y"}
-    assert "{'input_ids': (1, 256), 'labels': (1, 256)}" in all_of_it[0]
+    assert "AdamW, all weights trained, samples of 256 tokens: predicted" in all_of_it[0]
     assert run(monkeypatch, model="hf:config.json", gpu="rtx3090:2G", **short) == 0
     recomputed = capsys.readouterr().out.splitlines()
-    assert "{'input_ids': (1, 128), 'labels': (1, 128)}" in recomputed[0]
+    assert "all weights trained, CHECKPOINT=y, samples of 128 tokens" in recomputed[0]
+    assert "2.00 GB" in recomputed[2].split("  ")[3:5], "free memory, after the need"
     assert int(recomputed[2].split()[1]) > 2 * int(all_of_it[2].split()[1])
 
 
@@ -211,8 +216,8 @@ def test_changes_go_together_with_shorter_samples(
         assert need(size, four_bit=four_bit) <= free < need(2 * size, four_bit=four_bit)
     monkeypatch.setattr(fits, "parse_gpu", lambda name: with_free(parse_gpu(name), free))
     assert run(monkeypatch, model="hf:config.json", gpu="rtx3090", seq="65536", precision="fp32") == 2
-    *_, last, _, _ = lines = capsys.readouterr().out.splitlines()
-    assert last == left and sum(line.startswith(tuple(fitting)) for line in lines) == len(fitting)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-6] == left and sum(line.startswith(tuple(fitting)) for line in lines) == len(fitting)
 
 
 def with_free(machine: Hardware, free_bytes: int) -> Hardware:
@@ -251,6 +256,60 @@ def test_all_gpus_are_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert run(monkeypatch, model="timm:images", gpu="all", target="64") == 0
     rows = capsys.readouterr().out.splitlines()[2:5]
     assert [row.split()[:2] for row in rows] == [[name, "64"] for name in ("rtx3090", "h100-80g", "mi300x")]
+
+
+def test_notes_below_the_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(fits, "machine_names", lambda _: ("rtx3090", "t4", "v100-16g"))
+
+    def noted(**options: str) -> list[str]:
+        assert run(monkeypatch, model="hf:config.json", gpu="all", lora="4", **options) == 0
+        title, *lines = capsys.readouterr().out.splitlines()
+        assert ", LORA=4, samples of 256 tokens: " in title
+        return [line for line in lines if line.startswith("NOTE: ")]
+
+    different, old = (
+        "NOTE: 1000 steps of different batches",
+        "NOTE: t4, v100-16g cannot compute in bf16: ",
+    )
+    first, second = noted(seq="256")
+    assert first.startswith(old) and second.startswith(different)
+    assert [line[:24] for line in noted(target="8")] == [old[:24]]
+    assert [line[:24] for line in noted(precision="fp16")] == [different[:24]]
+
+
+def test_changes_of_a_request_leave_its_own_model_as_it_is() -> None:
+    """Rows of GPU=all after one where nothing fits were of another model."""
+    own = fits.Request(model="hf:config.json", precision="fp32", seq=8, lora=0, checkpoint=False)
+    first: Any = own.build()
+    dataclasses.replace(own, checkpoint=True).build()
+    second: Any = own.build()
+    assert first.config.use_cache and second.config.use_cache
+    assert first.config is not second.config
+
+
+def test_a_shorter_sample_that_needs_hardly_less_says_where_the_peak_is() -> None:
+    own = fits.Request(model="hf:config.json", precision="fp32", seq=256, lora=0, checkpoint=True)
+    free = fits.traced(dataclasses.replace(own, seq=128), "cuda")(1).need_bytes - 1
+    *_, left = fits.changes(own, "cuda", free)
+    assert re.search(
+        r"SEQ=128 .*? needs 1\.\d+ GB \(hardly less: its peak is in the optimizer step\)", left[0]
+    )
+    longer = dataclasses.replace(own, seq=65536)
+    *_, left = fits.changes(longer, "cuda", fits.traced(longer, "cuda")(1).need_bytes // 3)
+    assert (
+        "; SEQ=32768" in left[0] and "; SEQ=32768 (not the same mathematics) needs 1.90 GB (h" not in left[0]
+    )
+
+
+def test_settings_of_configurations_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fits, "parse_gpu", lambda name: with_free(parse_gpu(name), 2**30))
+    assert run(monkeypatch, model="hf:config.json", gpu="rtx3090", seq="65536", precision="fp32") == 2
+    text = capsys.readouterr().out
+    assert "\n8-bit optimizer state: CONFIG_ADAM_8BIT=y in a configuration; " in text
+    assert "\n4-bit weights: CONFIG_ADAPT_QLORA=y in a configuration; " in text
+    assert "\nSeconds with FSDP are without communication between the GPUs; " in text
 
 
 @pytest.mark.parametrize(

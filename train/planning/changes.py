@@ -124,11 +124,14 @@ def attempts(
     changes: Iterable[Change[Subject]],
     memory: Memory,
     attempt: Callable[[Change[Subject]], tuple[Memory, Found]],
+    *,
+    peak_of: Callable[[Found], str] | None = None,
 ) -> Iterator[tuple[str, Found | None]]:
     """Yield the name of each change that fits with what `attempt` found, then lines on the others, and None.
 
     memory: without changes, which is too much. A change is not tried where what it keeps is too much already.
-    attempt: returns the memory of a change; raises ConfigError where it cannot be made.
+    attempt: returns the memory of a change; raises ConfigError where it cannot be made. peak_of: names where
+    the peak is, for a change that needs hardly less than the one that it goes beyond.
     """
     too_little, refused = [], dict[str, None]()  # for the same reason once
     missed = {"": memory}  # needs that are too much, by the change
@@ -144,11 +147,16 @@ def attempts(
         except ConfigError as unable:
             refused[f"not tried: {unable}"] = None
             continue
+        before = missed[change.beyond]
         if needed.fits:
             yield change.name, found
         else:
             missed[change.name] = needed
-            too_little.append(f"{change.name} needs {bytes_text(needed.need_bytes)}")
+            text = f"{change.name} needs {bytes_text(needed.need_bytes)}"
+            hardly_less = needed.peak_bytes >= LEAST_SHARE * before.peak_bytes
+            if peak_of and change.devices == 1 and hardly_less:
+                text += f" (hardly less: its peak is in the {peak_of(found)})"
+            too_little.append(text)
     yield from refused.items()
     if too_little:
         yield f"not enough: {'; '.join(too_little)}", None
