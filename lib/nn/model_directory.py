@@ -103,7 +103,7 @@ def faults_of_values() -> tuple[type[Exception], ...]:
 
 
 @contextlib.contextmanager
-def values_of(file: Path) -> Iterator[None]:
+def values_of(file: Path | str) -> Iterator[None]:
     """Turn what is raised for the values of the configuration `file` into a ConfigError that names it."""
     try:
         yield

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -69,7 +68,7 @@ def build_causal(
         raise ConfigError(what, why=why, todo="set it to n, or attention_dropout to 0 in config.json")
     check_vocabulary(theirs, spec, folder, files)
     transformers.AttentionInterface.register(_ATTENTION, functools.partial(_attend, transformers))
-    with values_of(Path(folder) / "config.json"):
+    with values_of(f"{folder}/config.json"):
         return _built(kind, theirs, folder, files)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,7 +141,7 @@ def loaded(
         with HOST:
             model, info = kind.from_pretrained(folder, config=theirs, dtype=dtype, **options)
     except (OSError, RuntimeError, KeyError, import_extra("safetensors").SafetensorError) as error:
-        with values_of(Path(folder) / "config.json"), torch.device("meta"):
+        with values_of(f"{folder}/config.json"), torch.device("meta"):
             kind._from_config(theirs, attn_implementation=attention)
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"the weights in {folder} cannot be read", why=why, todo=AGAIN) from error
