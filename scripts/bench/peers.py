@@ -1,7 +1,8 @@
-"""make bench PEERS=1: our loop beside those of Lightning, accelerate and Hugging Face's Trainer.
+"""make bench PEERS=1: the toolkit beside Lightning, accelerate, Hugging Face's Trainer and nanoGPT's loop.
 
 Each case is a process in the environment build/peers, which is made first, where all programs take turns.
-Time to the first step and peak memory are of processes with one program each.
+Time to the first step and peak memory are of processes with one program each. Time to a loss is last, and
+needs the text of Tiny Shakespeare (CONFIG_DATA_DIR, or a download).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 
 from lib import atomic
 from lib.errors import ToolkitError
-from lib.kconf.project import Project
+from lib.kconf.project import Project, given_overrides
 from lib.units import bytes_text, seconds_text
 from scripts.bench.interleaved_timing import table
 
@@ -54,9 +56,24 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
             memory = bytes_text(row["peak_bytes"])
             print(f"{program:32}{seconds_text(first):>11}{memory:>11}{row['lines']:>8}", flush=True)
             figures.append({"case": case, "program": program, **row})
+    figures += time_to_loss(python)
     if out is not None:
         atomic.write_text(out, json.dumps(figures, indent=1) + "\n")
     return 0
+
+
+def time_to_loss(python: Path) -> list[dict[str, Any]]:
+    """Print the seconds to a loss of the toolkit and of nanoGPT's recipe; return their curves."""
+    with tempfile.TemporaryDirectory() as folder:
+        curves = Path(folder) / "curves.json"
+        command = [str(python), "-m", "docs.benchmarks.comparison.time_to_loss", "--out", str(curves)]
+        given = given_overrides(os.environ).get("CONFIG_DATA_DIR")
+        command += ["--data-dir", given] if given else []
+        done = subprocess.run(command, cwd=ROOT, check=False)
+        if done.returncode:
+            print("time to a loss was not measured, for the reason above")
+            return []
+        return [{"case": "time to a loss", "curves": json.loads(curves.read_text())}]
 
 
 def _measured(python: Path, *arguments: str) -> dict[str, Any]:

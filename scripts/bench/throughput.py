@@ -253,7 +253,7 @@ def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> N
 def main() -> int:
     """Compare the toolkit's loop with a bare one, and its bf16 with its fp32."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long a round of one loop takes")
     parser.add_argument("--peers", action="store_true", help="compare with other programs' loops")
     parser.add_argument(

@@ -1,10 +1,12 @@
-"""One case of make bench PEERS=1: the loop beside those of Lightning, accelerate and Hugging Face's Trainer.
+"""One case of make bench PEERS=1: the toolkit beside what a user would write with other programs.
 
     python -m docs.benchmarks.comparison.peers --case lenet5 bf16      in an environment with their packages
 
-Every program trains the same model with the same optimizer on the same embedded data. Ours has schedule,
-metrics, progress and checks on. The others have loggers and checkpoints off and torch's DataLoader, which
-makes one sample at a time.
+Every program trains the same network with the same optimizer on the same embedded data. The toolkit has
+schedule, metrics, progress and checks on. A bare loop trains the toolkit's model, so that only the loops
+differ. The others have their users' code: the network of `peer_models` in torch's default layout, loggers
+and checkpoints off, and torch's DataLoader, which makes one sample at a time, an image by Pillow as
+torchvision does. nanoGPT's loop has its own batches.
 """
 
 from __future__ import annotations
@@ -20,53 +22,69 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from docs.benchmarks.comparison.peer_models import peer_model
 from lib import kconf
 from lib.config import config_from_values
-from lib.data import ImageSpec
+from lib.data import ArrayPart, ImageSpec
 from lib.errors import run_main
 from lib.memory.peak import resident_bytes
 from scripts.bench.interleaved_timing import Clock, Run, interleaved
 from scripts.bench.throughput import ROOT, bare_loop, in_bf16, plain_case, quiet, toolkit_loop
 from train.build import optimizer_of
 from train.commands import PlannedRun
-from train.training_data import built
 
 ROWS = {"lenet5": 64, "resnet18": 32, "gpt2-shakespeare": 12}  # of a step
 
 
 class Samples(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """A data set as its user writes it: the rows of a part, an image normalised when it is asked for."""
+    """A data set as its user writes it: one row of a part, an image as torchvision's transforms make it."""
 
     def __init__(self, planned: PlannedRun) -> None:
         self.spec = planned.data.dataset.spec
-        self.inputs, self.labels = map(torch.from_numpy, planned.data.dataset.train.take())
+        inputs, labels = planned.data.dataset.train.take()
+        self.labels = torch.from_numpy(labels)
+        if not isinstance(self.spec, ImageSpec):
+            self.inputs = torch.from_numpy(inputs)
+            return
+        images_NHWC = inputs.transpose(0, 2, 3, 1)
+        self.images = images_NHWC[..., 0] if self.spec.channels == 1 else images_NHWC
+        self.mean, self.std = (torch.tensor(each).view(-1, 1, 1) for each in (self.spec.mean, self.spec.std))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        sample = self.inputs[index]
-        if isinstance(self.spec, ImageSpec):
-            mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.spec.mean, self.spec.std))
-            sample = (sample.float() / 255 - mean) / std
-        return {"inputs": sample, "labels": self.labels[index]}
+        is_image = isinstance(self.spec, ImageSpec)
+        return {"inputs": self.image(index) if is_image else self.inputs[index], "labels": self.labels[index]}
+
+    def image(self, index: int) -> Tensor:
+        """Return the picture as float32 (C, H, W): a Pillow image, its bytes, in [0, 1], normalised."""
+        from PIL import Image
+
+        pixels = np.array(Image.fromarray(self.images[index]), copy=True)
+        pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+        return (
+            torch.from_numpy(pixels).permute(2, 0, 1).contiguous().float().div(255) - self.mean
+        ) / self.std
 
 
 class WithLoss(nn.Module):
-    """The model as Hugging Face's Trainer takes it."""
+    """The network with its loss, as Hugging Face's Trainer takes it."""
 
     def __init__(self, planned: PlannedRun) -> None:
         super().__init__()
-        self.model = built(planned.request.config, planned.data.dataset.spec)
+        self.model = peer_model(planned.request.config.model, planned.data.dataset.spec)
 
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return the mean loss by its name."""
-        return {"loss": F.cross_entropy(self.model(inputs).flatten(0, -2), labels.flatten())}
+        logits = self.model(inputs)
+        return {"loss": F.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1))}
 
 
 def lightning(planned: PlannedRun, *, clock: Clock) -> Run:
@@ -159,13 +177,53 @@ def accelerate(planned: PlannedRun, *, clock: Clock) -> Run:
     return run
 
 
+def nanogpt(planned: PlannedRun, *, clock: Clock) -> Run:
+    """Return the loop of nanoGPT, by hand: slices of a memory map, autocast, clipping."""
+    part, rows = planned.data.dataset.train, planned.plan.micro_batch
+    assert not isinstance(part, ArrayPart), "nanoGPT trains on texts"
+    tokens, block = part.tokens, part.block_size
+    model = peer_model(planned.request.config.model, planned.data.dataset.spec)
+    optimizer = optimizer_of(planned.request.config, planned.plan, model)
+
+    def batch() -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(tokens) - block, (rows,)).tolist()
+        both = [
+            torch.stack([torch.from_numpy(tokens[i + k : i + k + block].astype(np.int64)) for i in starts])
+            for k in (0, 1)
+        ]
+        return both[0], both[1]
+
+    def run(steps: int) -> float:
+        started = clock()
+        x_BT, y_BT = batch()
+        for _ in range(steps):
+            with torch.autocast("cpu", torch.bfloat16, enabled=planned.plan.precision == "bf16"):
+                logits = model(x_BT)
+                loss = F.cross_entropy(logits.view(-1, logits.size(-1)), y_BT.view(-1))
+            x_BT, y_BT = batch()
+            loss.backward()
+            if planned.request.config.optim.grad_clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), planned.request.config.optim.grad_clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return clock() - started
+
+    return run
+
+
 PROGRAMS: dict[str, Callable[..., Run]] = {
     "the toolkit": toolkit_loop,
     "a bare loop": bare_loop,
     "accelerate": accelerate,
     "Lightning": lightning,
     "Trainer": trainer,
+    "nanoGPT's loop": nanogpt,
 }
+
+
+def programs_of(case: str) -> dict[str, Callable[..., Run]]:
+    """Return the programs that can train the defconfig `case`."""
+    return {name: make for name, make in PROGRAMS.items() if make is not nanogpt or case.startswith("gpt2")}
 
 
 def loader_of(planned: PlannedRun) -> DataLoader[dict[str, Tensor]]:
@@ -199,7 +257,7 @@ def measure(case: tuple[str, str], only: str, options: argparse.Namespace) -> di
             found = {"first_step_at": time.time(), "peak_bytes": resident_bytes("VmHWM")}
             return found | {"lines": lines_of(case[0], PROGRAMS[only])}
         clock = time.process_time if options.cpu_time else time.perf_counter
-        runs = {name: make(planned, clock=clock) for name, make in PROGRAMS.items()}
+        runs = {name: make(planned, clock=clock) for name, make in programs_of(case[0]).items()}
         if options.cpu_time:  # the toolkit sets them, too
             torch.set_num_threads(1)
         known = {"rounds": options.rounds, "round_seconds": options.seconds, "warm_up": 5}
@@ -222,7 +280,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--case", nargs=2, required=True, metavar=("DEFCONFIG", "PRECISION"))
     parser.add_argument("--only", default="", help="of one program: its first step and its memory")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a round of one loop, about")
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()

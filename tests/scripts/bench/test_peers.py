@@ -8,16 +8,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from docs.benchmarks.comparison.peer_models import peer_model
+from docs.benchmarks.comparison.peers import Samples, case_of
+from lib.data import ImageSpec
 from lib.errors import ToolkitError
 from scripts.bench import peers
+from scripts.bench.throughput import normalised
+from train.training_data import built
 
 
 def answer(command: list[Any], *, installs: int = 0, measures: int = 0) -> SimpleNamespace:
     """The result of a process: of the script that installs, or of one that measures."""
     if str(command[0]).endswith("extra_environment.sh"):
         return SimpleNamespace(returncode=installs)
+    if "docs.benchmarks.comparison.time_to_loss" in command:
+        if not measures:
+            Path(command[command.index("--out") + 1]).write_text('{"ours": [[[1.0, 2.0]]]}')
+        return SimpleNamespace(returncode=measures)
     found: dict[str, Any] = {"unit": "2 threads", "seconds": {"ours": [1.0, 1.0], "Lightning": [2.0, 2.5]}}
     if "--only" in command:
         found = {"first_step_at": 1e12, "peak_bytes": 10**9, "lines": 17}
@@ -40,6 +51,7 @@ def test_every_case_has_a_table_and_the_file_has_all_figures(
         ]
     assert "0.500" in printed and "17" in printed
     assert {"load", "seconds", "unit"} <= figures[0].keys()
+    assert figures[-1] == {"case": "time to a loss", "curves": {"ours": [[[1.0, 2.0]]]}}
 
 
 def test_nothing_is_compared_where_nothing_can_be_installed(
@@ -48,6 +60,42 @@ def test_nothing_is_compared_where_nothing_can_be_installed(
     monkeypatch.setattr(subprocess, "run", lambda command, **_: answer(command, installs=1))
     assert peers.compare_all([], out=None) == 0
     assert capsys.readouterr().out == f"{peers.NOT_INSTALLED}\n"
+
+
+def test_time_to_a_loss_is_left_out_where_it_cannot_be_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = list[list[Any]]()
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: commands.append(command) or answer(command, measures=1)
+    )
+    monkeypatch.setenv("KCONFIG_MAKE_VARIABLES", "CONFIG_DATA_DIR")
+    monkeypatch.setenv("CONFIG_DATA_DIR", "texts")
+    assert peers.time_to_loss(Path("python")) == []
+    assert "not measured" in capsys.readouterr().out
+    assert commands[0][-2:] == ["--data-dir", "texts"]
+
+
+def test_the_other_programs_networks_are_the_toolkits(tmp_path: Path) -> None:
+    """As many parameters, so that what is timed is the same work."""
+    for case in peers.CASES:
+        planned = case_of(case, "fp32", tmp_path)
+        spec, config = planned.data.dataset.spec, planned.request.config
+        ours, theirs = built(config, spec), peer_model(config.model, spec)
+        counts = [sorted(weight.numel() for weight in model.parameters()) for model in (ours, theirs)]
+        assert counts[0] == counts[1]
+        batch = torch.from_numpy(planned.data.dataset.train.take(np.arange(2))[0])
+        batch = batch.float() if batch.dim() == 4 else batch
+        assert ours(batch).shape == theirs(batch).shape
+
+
+def test_a_picture_of_the_other_programs_is_the_toolkits(tmp_path: Path) -> None:
+    planned = case_of("resnet18", "fp32", tmp_path)
+    part, spec = planned.data.dataset.train, planned.data.dataset.spec
+    images = torch.from_numpy(part.take(np.arange(3))[0])
+    assert isinstance(spec, ImageSpec)
+    theirs = torch.stack([Samples(planned)[index]["inputs"] for index in range(3)])
+    torch.testing.assert_close(theirs, normalised(images, spec))
 
 
 def test_a_case_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
