@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
@@ -48,15 +49,21 @@ def interleaved(
 ) -> tuple[int, dict[str, list[float]]]:
     """Return the steps of a round, and for each run the seconds of a step in every round.
 
+    Each round begins with another run, and what the one before left for the garbage collector is collected
+    first: otherwise one run would always pay for it.
+
     round_seconds: about how long a round of the slowest is. warm_up: steps that do not count, made twice.
     """
     for run in runs.values():
         run(warm_up)
     steps = max(1, round(round_seconds * warm_up / max(run(warm_up) for run in runs.values())))
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            seconds[name].append(run(steps) / steps)
+    names = [*runs]
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            gc.collect()
+            seconds[name].append(runs[name](steps) / steps)
     return steps, seconds
 
 

@@ -16,7 +16,7 @@ def test_rounds_take_turns_and_warm_up_does_not_count() -> None:
 
     runs = {"a": lambda steps: run("a", 0.1 * steps), "b": lambda steps: run("b", 0.5 * steps)}
     steps, seconds = interleaved(runs, rounds=2, round_seconds=2.0, warm_up=3)
-    assert steps == 4 and "".join(order) == "ab" + "ab" + "abab"
+    assert steps == 4 and "".join(order) == "ab" + "ab" + "abba", "each round begins with another"
     assert seconds == {"a": [pytest.approx(0.1)] * 2, "b": [pytest.approx(0.5)] * 2}
 
 
