@@ -40,10 +40,12 @@ from lib.nn.dropout import dropouts, key_samples
 from lib.nn.model_code import build_model
 from lib.plan import plan as make_plan
 from lib.plan.placement import refuse_static_shapes
+from lib.plan.types import Precision
 from lib.runs.console import Console
 from lib.tiers import with_tier
 from lib.units import counted
 from scripts.bench.interleaved_timing import Clock, Run, interleaved, table
+from scripts.bench.product_rate import product_rate, shares
 from train import loop
 from train.build import make_job, optimizer_of
 from train.commands import PlannedRun, create_run
@@ -242,11 +244,22 @@ def in_bf16(planned: PlannedRun) -> PlannedRun:
     return dataclasses.replace(planned, request=request, plan=plan)
 
 
-def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> None:
-    """Run loops interleaved and print how their step rates relate to the first one's."""
+def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> dict[str, float]:
+    """Run loops interleaved, print how their step rates relate to the first one's, return their minima."""
     steps, seconds = interleaved(loops, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
     note = f"{steps} steps a round, {counted(torch.get_num_threads(), 'thread')}"
     for line in table(seconds, note=note, load=os.getloadavg()[0]):
+        print(line)
+    return {name: min(times) for name, times in seconds.items()}
+
+
+def show_shares(planned: PlannedRun, step_seconds: Mapping[Precision, float]) -> None:
+    """Print the share of the device's rate of products that a step of `planned` reaches."""
+    flop, backend = planned.data.flop_per_sample, Backend(planned.plan.device)
+    if flop is None:  # of a model that cannot be traced
+        return
+    rates = {precision: product_rate(precision, backend) for precision in step_seconds}
+    for line in shares(flop * planned.plan.effective_batch, step_seconds, rates):
         print(line)
 
 
@@ -280,15 +293,16 @@ def main() -> int:
         print(f"{config.model} on {config.dataset}, {plan.micro_batch} samples a step, {plan.device}")
         plain = toolkit_loop(planned)
         loops = {"a bare loop": bare_loop(planned), "the toolkit": plain}
-        compare(loops, rounds=options.rounds, round_seconds=options.seconds)
+        known: dict[str, Any] = {"rounds": options.rounds, "round_seconds": options.seconds}
+        fp32 = compare(loops, **known)["the toolkit"]
         if plan.device == "cpu" and planned.hardware.cpu_bf16 == "none":
             print("this CPU has no bf16 instructions: bf16 is not measured")
+            show_shares(planned, {"fp32": fp32})
             return 0
         fast = in_bf16(planned)
         bf16 = "bf16 with channels last" if fast.plan.channels_last else "bf16"
-        compare(
-            {"fp32": plain, bf16: toolkit_loop(fast)}, rounds=options.rounds, round_seconds=options.seconds
-        )
+        seconds = compare({"fp32": plain, bf16: toolkit_loop(fast)}, **known)
+        show_shares(planned, {"fp32": seconds["fp32"], "bf16": seconds[bf16]})
     return 0
 
 

@@ -57,3 +57,4 @@ def test_rates_are_compared(defconfig: str, settings: Mapping[str, str], layout:
     assert re.search(rates.format("a bare loop", "the toolkit"), said, flags=re.MULTILINE)
     told = re.search(rates.format("fp32", f"bf16{layout}"), said, flags=re.MULTILINE)
     assert told or "this CPU has no bf16 instructions" in said
+    assert re.search(r"a step has .* GFLOP; .*\nfp32 .* GFLOP/s .* GFLOP/s .*% of it", said)
