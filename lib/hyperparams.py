@@ -34,7 +34,7 @@ from lib.plan.types import (
 from lib.units import GB
 
 if TYPE_CHECKING:
-    from lib.plan.micro_batch_search import Probed
+    from lib.plan.probe_search import Probed
 
 GpuInfo: TypeAlias = Mapping[str, Any]
 DEVICE_NAMES: tuple[DeviceName, ...] = ("auto", "cuda", "mps", "cpu")

@@ -12,7 +12,7 @@ from lib.plan.sizing import Candidate, SizingContext, choose_sizes
 from lib.plan.types import OWN_MEMORY, ConfigView, Hardware, Layout, ModelFacts, Plan
 
 if TYPE_CHECKING:
-    from lib.plan.micro_batch_search import Probed
+    from lib.plan.probe_search import Probed
 
 
 # What one device has to itself, whatever the strategy that divides it among several.

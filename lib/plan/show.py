@@ -17,7 +17,7 @@ from lib.plugins import MODELS
 from lib.units import bytes_text, value_text
 
 if TYPE_CHECKING:
-    from lib.plan.micro_batch_search import Probed
+    from lib.plan.probe_search import Probed
 
 _SHOWN = 4  # modules that are named
 NARROW_COLUMNS = 72  # below this a reason goes under its value, not beside it

@@ -39,7 +39,7 @@ from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, 
 from lib.units import bytes_text, counted
 
 if TYPE_CHECKING:
-    from lib.plan.micro_batch_search import Probed
+    from lib.plan.probe_search import Probed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from lib.devices.probe import probe
 from lib.errors import ToolkitError, run_main
 from lib.nn.activation_checkpointing import CHOICES, Recompute
 from lib.plan.fitting import step_settings
-from lib.plan.micro_batch_search import Failure
+from lib.plan.probe_search import Failure
 from lib.plan.types import Plan
 from lib.units import seconds_text
 from scripts.bench.interleaved_timing import Run, interleaved, job_of, steps_of

@@ -21,7 +21,7 @@ import torch
 from lib.devices.host import allocator_setting
 from lib.errors import ConfigError, run_main
 from lib.plan.gpus import find_gpu
-from lib.plan.micro_batch_search import smallest_near_best
+from lib.plan.probe_search import smallest_near_best
 from lib.plan.types import Precision
 from scripts.gpu_check.cases import CASES, Setting
 from scripts.gpu_check.layouts import RUN_SECONDS, layout_row, shipped_cases

@@ -25,7 +25,7 @@ from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.plan.fitting import GAPS, StepSettings
-from lib.plan.micro_batch_search import Measurement, Probed
+from lib.plan.probe_search import Measurement, Probed
 from lib.plan.sharding import shares
 from lib.plan.types import Hardware, Layout, Plan
 from tests.support.configs import load_hardware

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lib.plan.micro_batch_search import Measurement
+from lib.plan.probe_search import Measurement
 from scripts.bench import memory_knobs
 from scripts.bench.memory_knobs import compare
 

@@ -17,7 +17,7 @@ import pytest
 
 from lib.errors import OutOfMemory, ToolkitError
 from lib.memory.allocator import MIB
-from lib.plan.micro_batch_search import smallest_near_best
+from lib.plan.probe_search import smallest_near_best
 from scripts.gpu_check.cases import Setting
 from scripts.gpu_check.parts import Bench, ladder, parse, part_1, part_2, part_3
 from scripts.gpu_check.trials import HANDLERS, largest

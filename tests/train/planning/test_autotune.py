@@ -17,7 +17,7 @@ from lib.config import config_from_values
 from lib.errors import PlanError, ToolkitError
 from lib.plan import plan as make_plan
 from lib.plan.fitting import GAPS, Parts, StepSettings
-from lib.plan.micro_batch_search import Failure, Measurement, Probed, search, smallest_near_best
+from lib.plan.probe_search import Failure, Measurement, Probed, search, smallest_near_best
 from tests.support.configs import ROOT, load_hardware, make_config, make_facts
 from tests.support.training import CPU, random_data
 from train.planning import autotune

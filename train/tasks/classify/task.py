@@ -185,7 +185,8 @@ class Classify:
         right_N = logits_NK.argmax(dim=1) == batch.targets
         right, count = weighted_sum(right_N, batch), count_of(batch)
         if weights_K is None:
-            return Sums(weighted_sum(loss, batch), count, {"accuracy": right})
+            total = loss if reduction == "sum" else weighted_sum(loss, batch)
+            return Sums(total, count, {"accuracy": right})
         weights_N = weights_K[batch.targets]
         found = {"accuracy": right, "samples": send(count, loss.device)}
         if training:
