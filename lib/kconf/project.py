@@ -130,7 +130,7 @@ def report_origins(root: Path, config_file: Path) -> None:
             report_notices([f"{shown(symbol, symbol.str_value)} from {origin(configuration, symbol)}"])
 
 
-def given_overrides(environ: Mapping[str, str]) -> dict[str, str]:
+def given_overrides(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return CONFIG_ variables of make's command line with their raw values."""
     return {name: environ.get(name, "") for name in _given(environ) if name.startswith(_PREFIX)}
 

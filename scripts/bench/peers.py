@@ -67,7 +67,7 @@ def time_to_loss(python: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         curves = Path(folder) / "curves.json"
         command = [str(python), "-m", "docs.benchmarks.comparison.time_to_loss", "--out", str(curves)]
-        given = given_overrides(os.environ).get("CONFIG_DATA_DIR")
+        given = given_overrides().get("CONFIG_DATA_DIR")
         command += ["--data-dir", given] if given else []
         done = subprocess.run(command, cwd=ROOT, check=False)
         if done.returncode:
