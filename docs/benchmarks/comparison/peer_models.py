@@ -1,6 +1,6 @@
 """The three networks as users of other programs write them: torch's layers in their default layout.
 
-Each has the parameters of the toolkit's model of that name, and computes the same function.
+Each has the parameters of the toolkit's model of that name in the same order, and computes the same function.
 Shapes: N images, B texts, T tokens, C channels, H heads, V vocabulary size.
 """
 
@@ -62,16 +62,15 @@ def resnet18(spec: ImageSpec) -> nn.Module:
 
 
 class _Layer(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, gelu: str) -> None:
         super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
+        self.heads, self.gelu = heads, gelu
+        self.norm1 = nn.LayerNorm(width, bias=False)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.projection = nn.Linear(width, width, bias=False)
-        self.up, self.down = (
-            nn.Linear(width, 4 * width, bias=False),
-            nn.Linear(4 * width, width, bias=False),
-        )
+        self.norm2 = nn.LayerNorm(width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Add attention and a network of two layers, each of the normalised input."""
@@ -80,17 +79,23 @@ class _Layer(nn.Module):
         q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in parts)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_BTC = x_BTC + self.projection(seen.transpose(1, 2).contiguous().view(B, T, C))
-        hidden: Tensor = self.down(F.gelu(self.up(self.norm2(x_BTC))))
-        return x_BTC + hidden
+        hidden_BTF = F.gelu(self.up(self.norm2(x_BTC)), approximate=self.gelu)
+        return x_BTC + self.down(hidden_BTF)  # type: ignore[no-any-return]
 
 
 class GPT(nn.Module):
-    """GPT-2 without biases, with a tied head and initial weights as in nanoGPT."""
+    """GPT-2 without biases, with a tied head and initial weights as in nanoGPT.
 
-    def __init__(self, *, vocab_size: int, block_size: int, layers: int, width: int, heads: int) -> None:
+    4 layers of 128 channels and 4 heads: nanoGPT's example for a CPU, and defconfig gpt2-shakespeare.
+    gelu: "tanh" as in GPT-2, "none" for the exact function, which nanoGPT has.
+    """
+
+    def __init__(
+        self, spec: TextSpec, *, gelu: str, layers: int = 4, width: int = 128, heads: int = 4
+    ) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(vocab_size, width), nn.Embedding(block_size, width)
-        self.blocks = nn.Sequential(*(_Layer(width, heads) for _ in range(layers)))
+        self.token, self.position = nn.Embedding(spec.vocab_size, width), nn.Embedding(spec.block_size, width)
+        self.blocks = nn.Sequential(*(_Layer(width, heads, gelu) for _ in range(layers)))
         self.norm = nn.LayerNorm(width, bias=False)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -104,16 +109,10 @@ class GPT(nn.Module):
         return F.linear(self.norm(self.blocks(x_BTC)), self.token.weight)
 
 
-def gpt_shakespeare(spec: TextSpec) -> GPT:
-    """Return the network of nanoGPT's example for a CPU, which defconfig gpt2-shakespeare has, too."""
-    vocab_size, block_size = spec.vocab_size, spec.block_size
-    return GPT(vocab_size=vocab_size, block_size=block_size, layers=4, width=128, heads=4)
-
-
 def peer_model(name: str, spec: Spec) -> nn.Module:
     """Return the network beside the model `name`. Raises ConfigError where there is none."""
     if name == "gpt2" and isinstance(spec, TextSpec):
-        return gpt_shakespeare(spec)
+        return GPT(spec, gelu="tanh")
     networks = {"lenet5": lenet5, "resnet18": resnet18}
     if name not in networks or not isinstance(spec, ImageSpec):
         raise ConfigError(f"{name} on {spec.name} was written with the toolkit alone")

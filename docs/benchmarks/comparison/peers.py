@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from docs.benchmarks.comparison.peer_models import peer_model
+from docs.benchmarks.comparison.peer_models import GPT, peer_model
 from lib import kconf
 from lib.config import config_from_values
-from lib.data import ArrayPart, ImageSpec
+from lib.data import ArrayPart, ImageSpec, TextSpec
 from lib.errors import run_main
 from lib.memory.peak import resident_bytes
 from scripts.bench.interleaved_timing import Clock, Run, interleaved
@@ -179,10 +179,10 @@ def accelerate(planned: PlannedRun, *, clock: Clock) -> Run:
 
 def nanogpt(planned: PlannedRun, *, clock: Clock) -> Run:
     """Return the loop of nanoGPT, by hand: slices of a memory map, autocast, clipping."""
-    part, rows = planned.data.dataset.train, planned.plan.micro_batch
-    assert not isinstance(part, ArrayPart), "nanoGPT trains on texts"
+    part, spec, rows = planned.data.dataset.train, planned.data.dataset.spec, planned.plan.micro_batch
+    assert isinstance(spec, TextSpec) and not isinstance(part, ArrayPart), "nanoGPT trains on texts"
     tokens, block = part.tokens, part.block_size
-    model = peer_model(planned.request.config.model, planned.data.dataset.spec)
+    model = GPT(spec, gelu="none")
     optimizer = optimizer_of(planned.request.config, planned.plan, model)
 
     def batch() -> tuple[Tensor, Tensor]:

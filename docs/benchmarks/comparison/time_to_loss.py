@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from docs.benchmarks.comparison.peer_models import gpt_shakespeare
+from docs.benchmarks.comparison.peer_models import GPT
 from lib import kconf
 from lib.config import config_from_values
 from lib.data import TextSpec
@@ -59,7 +59,7 @@ def nanogpt(data: TrainingData, *, seed: int) -> Curve:
     spec, part = data.dataset.spec, data.dataset.train
     assert isinstance(spec, TextSpec)
     torch.manual_seed(seed)
-    model = gpt_shakespeare(spec)
+    model = GPT(spec, gelu="none")
     matrices = [weight for weight in model.parameters() if weight.dim() >= 2]
     others = [weight for weight in model.parameters() if weight.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
