@@ -1,8 +1,8 @@
 """Combinations of a model and options that must train alike on any number of processes, in float64.
 
 `python -m tests.e2e.device_combinations [WORLD...]` runs all of them, by default on 2, 3, 5 and 7 processes,
-and prints the largest difference to one process. `make test` runs `pairwise` of most models on two and three
-processes, `make test-long` also on five and seven, with `sharded` of some.
+and prints the largest difference to one process. `make test` runs `fullest` of most models on three
+processes, `make test-long` their `pairwise` on two, three, five and seven, with `sharded` of some.
 """
 
 from __future__ import annotations
@@ -98,6 +98,13 @@ def pairwise(models: Iterable[str]) -> dict[str, Case]:
         chosen.append(max(cases, key=lambda name: len(covered[name] & missing)))
         missing -= covered[chosen[-1]]
     return {name: cases[name] for name in chosen}
+
+
+def fullest(models: Iterable[str]) -> dict[str, Case]:
+    """Return those of `pairwise`, one for each model, that have the most options."""
+    cases = pairwise(models)
+    of_model = {name.split(" + ")[0]: name for name in sorted(cases, key=lambda name: name.count(" + "))}
+    return {name: cases[name] for name in of_model.values()}
 
 
 def difference(one: Outcome, other: Outcome) -> float:

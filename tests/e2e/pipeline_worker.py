@@ -1,4 +1,4 @@
-"""Ranks that train a small language model as a pipeline: `pipeline_worker DIRECTORY [checkpoints]`.
+"""Ranks that train a small language model as a pipeline: `pipeline_worker DIRECTORY cases|sweep|checkpoints`.
 
 Rank 0 of two and of three stages, and of two pipelines of two, leaves DIRECTORY/WORLD.pt. The test calls
 `outcome` itself for one process. With checkpoints, runs go on from those of other layouts, and after a kill.
@@ -53,6 +53,7 @@ RECIPE = {
     "ema_decay": 0.5,
     "max_steps": STEPS,
     "eval_interval_steps": 1,
+    "keep_best": False,
 }
 SIZES = {
     "even": (4, 4, 4, 4),
@@ -80,11 +81,19 @@ CASES: dict[str, tuple[tuple[int, ...], float, dict[str, Any]]] = {
     # The tied embedding, and all of the first stage.
     "frozen": (SIZES["ragged"], 0.2, {"freeze": " ".join(FROZEN), "layer_decay": 0.5}),
 }
-# What is recomputed or optimized within a stage does not depend on their number.
+# What is recomputed or optimized within a stage does not depend on their number. The cases have each setting
+# on two stages, and sizes and what stages share on more; the sweep has the others.
 OF_WORLD = {
-    2: list(CASES),
-    3: [*SIZES, "labels", "adapters", "frozen"],
-    4: [*SIZES, "recomputed", "sgd", "muon", "labels", "adapters", "frozen"],
+    "cases": {
+        2: [name for name in CASES if name not in ("even", "unequal", "sgd")],
+        3: ["ragged", "fewer than stages", "labels", "frozen"],
+        4: ["ragged", "one", "muon", "labels", "adapters"],
+    },
+    "sweep": {
+        2: ["even", "unequal", "sgd"],
+        3: ["even", "one", "unequal", "adapters"],
+        4: ["even", "fewer than stages", "unequal", "recomputed", "sgd", "frozen"],
+    },
 }
 
 
@@ -100,7 +109,7 @@ def data_of(name: str) -> TrainingData:
     if name == "labels":
         return sentences_data(config, size=40)
     noise = np.random.default_rng(0).integers(0, VOCAB, 60 * BLOCK + 4).astype(np.uint8)
-    return text_data(config, train=noise, test=noise[: 40 * BLOCK + 4])
+    return text_data(config, train=noise, test=noise[: 13 * BLOCK + 4])
 
 
 def plan_of(name: str, layout: Layout) -> Plan:
@@ -209,18 +218,18 @@ def killed(directory: Path) -> None:
 
 
 def main() -> None:
-    directory = Path(sys.argv[1])
+    directory, part = Path(sys.argv[1]), sys.argv[2]
     for name in CASES:
         data_of(name)  # once, before there are several
-    if sys.argv[2:] == ["checkpoints"]:
+    if part == "checkpoints":
         for name in CHAINS:
             chain(name, directory)
         killed(directory)
         return
-    for world in OF_WORLD:
+    for world, names in OF_WORLD[part].items():
 
-        def work(backend: Backend) -> None:
-            found = {name: outcome(name, backend) for name in OF_WORLD[backend.world]}
+        def work(backend: Backend, names: list[str] = names) -> None:
+            found = {name: outcome(name, backend) for name in names}
             if backend.is_main:
                 torch.save(found, directory / f"{backend.world}.pt")
 

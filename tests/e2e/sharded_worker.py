@@ -1,7 +1,9 @@
-"""Ranks that train a small language model in every way to spread it: `sharded_worker DIRECTORY WORLD`.
+"""Ranks that train a small language model in every way to spread it.
 
-Rank 0 leaves DIRECTORY/WORLD.pt. States that four ranks have saved are loaded by other numbers of them.
-The test calls `gradients_of` itself for the one process that the others are compared with.
+`sharded_worker DIRECTORY WORLD SAVED PART`: rank 0 leaves DIRECTORY/WORLD.pt. States that four ranks have
+left in SAVED are loaded by other numbers of them. With "frozen" as PART only frozen and slow layers are
+trained; else those that save train them with HSDP alone. The test calls `gradients_of` itself for the one
+process that the others are compared with.
 """
 
 from __future__ import annotations
@@ -152,23 +154,29 @@ def weights_and_states(state: dict[str, Any]) -> dict[str, Any]:
     return {"model": state["model"], "optimizer": state["optimizer"]["state"], "ema": state["ema"]}
 
 
-def outcome(backend: Backend, directory: Path) -> dict[str, Any]:
+def outcome(backend: Backend, saved: Path, part: str) -> dict[str, Any]:
     found: dict[str, Any] = {"gradients": {}, "bytes": {}, "digests": {}, "further": {}}
     for layout in layouts(backend.world):
+        for what in FROZEN if trains_frozen(backend.world, layout.strategy, part) else ():
+            found[what, layout.strategy] = frozen_weights(layout, backend, what)
+        if part == "frozen":
+            continue
         for accumulation in ACCUMULATIONS:
             key = (layout.strategy, accumulation)
             found["gradients"][key] = gradients_of(layout, accumulation, backend=backend)
-        for what in FROZEN:
-            found[what, layout.strategy] = frozen_weights(layout, backend, what)
-        if backend.world == 2:
+        if backend.world == 3:
             found["mean of means", layout.strategy] = gradients_of(
                 layout, 2, backend=backend, task=MeanOfMeans
             )
         if backend.world == SAVED_BY:
-            save(layout, backend, directory, found)
+            save(layout, backend, saved, found)
         elif layout.strategy in LOADED:
-            load(layout, backend, directory, found)
+            load(layout, backend, saved, found)
     return found
+
+
+def trains_frozen(world: int, strategy: str, part: str) -> bool:
+    return part == "frozen" or world != SAVED_BY or strategy == "hsdp"
 
 
 def save(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any]) -> None:
@@ -206,12 +214,12 @@ def load(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any
 
 
 def main() -> None:
-    directory, world = Path(sys.argv[1]), int(sys.argv[2])
+    directory, world, saved, part = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 
     data()  # once, before there are several
 
     def work(backend: Backend) -> None:
-        found = outcome(backend, directory)
+        found = outcome(backend, saved, part)
         if backend.is_main:
             torch.save(found, directory / f"{world}.pt")
 

@@ -19,6 +19,7 @@ from tests.e2e.device_combinations import (
     MODELS,
     difference,
     everything,
+    fullest,
     pairs_of,
     pairwise,
     sharded,
@@ -83,7 +84,7 @@ def made_by(factory: pytest.TempPathFactory, world: int, kind: str, models: Sequ
     return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.long), 3, *WORLDS])
+@pytest.fixture(scope="module", params=[2, 3, 5, 7])
 def combined(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Outcome]]:
@@ -102,6 +103,19 @@ def alone(case: str) -> Outcome:
     return outcome((PAIRWISE | SHARDED)[case], Backend("cpu"))
 
 
+@pytest.fixture(scope="module")
+def with_most_options(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome]]:
+    return made_by(tmp_path_factory, 3, "fullest", SMALL)
+
+
+@pytest.mark.parametrize("case", fullest(SMALL))
+def test_the_most_options_change_nothing_together(
+    case: str, with_most_options: list[dict[str, Outcome]]
+) -> None:
+    assert_the_same(case, alone(case), with_most_options)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("case", PAIRWISE)
 def test_options_change_nothing_together(case: str, combined: list[dict[str, Outcome]]) -> None:
     assert_the_same(case, alone(case), combined)
