@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 import anneal
+from tests.e2e.forked import Forked
 from tests.support.external import write_external
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,8 +43,11 @@ PUBLIC = {
 RUN_METHODS = {"metrics": "(self, kind: 'str' = 'eval') -> 'list[dict[str, Any]]'"}
 
 
-def script(folder: Path, text: str, *, status: int = 0, **variables: str) -> str:
-    """Run a program in `folder` that can import anneal and nothing else of the tree; returns its output."""
+def script(folder: Path, text: str, *, forks: bool = True, **variables: str) -> str:
+    """Run a program in `folder` that can import anneal and nothing else of the tree; returns its output.
+
+    forks: it is forked off a process with torch. That is for what it does once anneal is imported.
+    """
     (folder / "script.py").write_text(textwrap.dedent(text))
     link = folder / "site"
     link.mkdir(exist_ok=True)
@@ -58,15 +62,21 @@ def script(folder: Path, text: str, *, status: int = 0, **variables: str) -> str
             "        return spec if name == 'anneal' else None\n"
             "sys.meta_path.insert(0, Finder)\n"
         )
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(link), **variables}
+    if forks:
+        program = Forked(str(folder / "script.py"), [], environment=environment, output=folder / "output.txt")
+        output, _ = program.communicate()
+        assert program.returncode == 0, output
+        return output
     done = subprocess.run(
         [sys.executable, "script.py"],
         cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(link), **variables},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == status, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -122,7 +132,7 @@ def test_a_folder_may_have_packages_of_the_same_names(folder: Path, first: str) 
         assert names == {{name for name in sys.modules if name.partition(".")[0] in names}}
         assert not [path for path in sys.path if path == {str(ROOT)!r}]
     """
-    script(folder, program)
+    script(folder, program, forks=False)
     assert {path.name for path in (folder / "runs").iterdir()} == {"lenet5"}
 
 
@@ -160,7 +170,7 @@ def test_a_loop_runs_and_signal_handlers_stay(tmp_path: Path) -> None:
     """As in a notebook; and the plan is the one of make plan."""
     tiny = TINY.replace("{steps}", "2")
     program = f"""
-        import asyncio, signal
+        import asyncio, signal, sys
         import anneal
 
         async def cell():
@@ -172,6 +182,7 @@ def test_a_loop_runs_and_signal_handlers_stay(tmp_path: Path) -> None:
         before = [signal.getsignal(number) for number in signal.Signals]
         assert asyncio.run(cell()) == "done"
         assert before == [signal.getsignal(number) for number in signal.Signals]
+        assert not {{"lib", "models", "train", "scripts"}} & {{*sys.modules}}
     """
     script(tmp_path, program)
 
@@ -229,7 +240,7 @@ def test_plug_ins_of_external_are_used(folder: Path) -> None:
         assert type(model.module[1]).__name__ == "Sequential", model
         assert type(model.module[1][2]).__module__ == "anneal._tree.lib.nn.dropout"
     """
-    script(folder, program, ANNEAL_EXTERNAL="external")
+    script(folder, program, forks=False, ANNEAL_EXTERNAL="external")
     (plugins,) = folder.glob("runs/tiny_net/*/plugins.json")
     assert f'"folder": "{external}"' in plugins.read_text()
 

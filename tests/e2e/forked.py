@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"anneal", "lib", "models", "scripts", "tests", "train"}
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     [
@@ -43,13 +44,13 @@ class Forked:
         output: Path,
         ranks: bool = False,
     ) -> None:
-        """program: the name of a module, as of `python -m`.
+        """program: the name of a module, as of `python -m`; or a file that finds nothing of the tree.
 
         ranks: those that it launches are forked off it, too. It must not have made a backward pass before,
         after which torch refuses: it is to plan by the table.
         """
         self._output = output
-        run = _run_with_ranks if ranks else _run
+        run = _run_with_ranks if ranks else _run_file if program.endswith(".py") else _run
         self._process = _SERVER.Process(target=run, args=(program, arguments, dict(environment), output))
         self._process.start()
         assert self._process.pid is not None
@@ -83,6 +84,38 @@ class Forked:
 
 def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
     os.chdir(ROOT)
+    sys.path[:0] = [folder for folder in _python_path(environment) if folder not in sys.path]
+    _write_to(output, environment)
+    _main(program, arguments)
+
+
+def _run_file(program: str, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
+    """As `python program` in its folder, with torch loaded and nothing of this tree."""
+    folder = str(Path(program).parent)
+    os.chdir(folder)
+    others = [each for each in sys.path if each not in ("", str(ROOT))]
+    sys.path[:] = [folder, *_python_path(environment), *others]
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in PACKAGES:
+            del sys.modules[name]
+    _write_to(output, environment)
+    _at_start(environment)
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")
+
+
+def _python_path(environment: Mapping[str, str]) -> list[str]:
+    return [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
+def _at_start(environment: Mapping[str, str]) -> None:
+    """What Python runs in every process when it starts."""
+    for folder in _python_path(environment):
+        if (at_start := Path(folder, "sitecustomize.py")).exists():
+            runpy.run_path(str(at_start))
+
+
+def _write_to(output: Path, environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     opened = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -92,7 +125,6 @@ def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str],
     encoding = environment.get("PYTHONIOENCODING", "utf-8")
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding, write_through=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding, write_through=True)
-    _main(program, arguments)
 
 
 def _main(program: str, arguments: Sequence[str]) -> None:
@@ -146,9 +178,7 @@ def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(environment)
-        for folder in environment.get("PYTHONPATH", "").split(os.pathsep):
-            if (at_start := Path(folder, "sitecustomize.py")).exists() and folder:
-                runpy.run_path(str(at_start))
+        _at_start(environment)
         _, program, *arguments = words[words.index("-m") :]
         _main(program, arguments)
         status = 0

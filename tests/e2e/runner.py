@@ -26,7 +26,7 @@ TINY = {  # a run of a second on the embedded digits
     "CONFIG_LOG_INTERVAL_STEPS": "5",
     "CONFIG_PRECISION_FP32": "y",
 }
-
+BRIEF = TINY | {"CONFIG_HOLDOUT": "256"}  # evaluated on so many samples instead of the whole test part
 
 _NUMBERS = itertools.count()
 

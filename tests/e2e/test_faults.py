@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runner import ROOT, TINY, Runner
+from tests.e2e.runner import BRIEF, ROOT, Runner
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def test_a_killed_process_costs_less_than_a_checkpoint_interval(tmp_path: Path) 
         folder.mkdir()
     one, two = (Runner(folder, forks=True) for folder in folders)
     for runner in (one, two):  # both on two devices: another split rounds differently
-        runner.configure("lenet5", TINY | COURSE)
+        runner.configure("lenet5", BRIEF | COURSE)
     one.run("train")
     code = KILL_ONCE.format(marker=str(tmp_path / "killed"), step=KILLED_AT)
     (two.folder / "sitecustomize.py").write_text(code)

@@ -15,7 +15,7 @@ import pytest
 
 from lib.runs import checkpoint, metrics
 from tests.e2e.forked import Forked, name_of
-from tests.e2e.runner import ROOT, TINY, Runner
+from tests.e2e.runner import BRIEF, ROOT, Runner
 
 pytestmark = [
     pytest.mark.slow,
@@ -84,7 +84,7 @@ def forking(tmp_path: Path) -> Runner:
 
 def of_two(runner: Runner) -> Runner:
     two = {"CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2", "CONFIG_DIST_MAX_RESTARTS": "0"}
-    runner.configure("lenet5", TINY | LONG | two)
+    runner.configure("lenet5", BRIEF | LONG | two)
     return runner
 
 

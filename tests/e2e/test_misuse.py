@@ -13,14 +13,14 @@ import pytest
 
 from lib.runs import metrics
 from lib.runs.directory import RunDir, State
-from tests.e2e.runner import ROOT, TINY, Runner
+from tests.e2e.runner import BRIEF, ROOT, Runner
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_run_that_nobody_listens_to_goes_on(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
-    runner.configure("lenet5", TINY)
+    runner.configure("lenet5", BRIEF)
     runner.run("plan")  # makes the data
     reading, writing = os.pipe()
     os.close(reading)
@@ -46,7 +46,7 @@ def test_a_run_that_nobody_listens_to_goes_on(tmp_path: Path) -> None:
 
 def test_a_run_whose_configuration_was_changed_is_refused_until_that_is_accepted(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
-    runner.configure("lenet5", TINY)
+    runner.configure("lenet5", BRIEF)
     runner.run("train")
     run = runner.newest()
     runner.run("eval")
@@ -92,7 +92,7 @@ def test_another_model_in_the_tree_changes_no_identity(tmp_path: Path, tree: Pat
     runs, out, experiment = tmp_path / "runs", tmp_path / "sweep", tmp_path / "one.yaml"
     (ROOT / "data").mkdir(exist_ok=True)
     (tree / "data").symlink_to(ROOT / "data")  # generated once
-    settings = {name.removeprefix("CONFIG_"): value for name, value in TINY.items()}
+    settings = {name.removeprefix("CONFIG_"): value for name, value in BRIEF.items()}
     lines = "".join(f"  {name}: {'true' if value == 'y' else value}\n" for name, value in settings.items())
     experiment.write_text(f"about: a trial\nconfig: lenet5\nseeds: [1]\nset:\n{lines}")
     overrides = [f"CONFIG_{name}={value}" for name, value in settings.items()]

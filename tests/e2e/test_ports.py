@@ -18,14 +18,14 @@ from tests.e2e.machines import (
     machine_of_its_own,
     wait_until,
 )
-from tests.e2e.runner import TINY, Runner
+from tests.e2e.runner import BRIEF, Runner
 from tests.e2e.test_launcher import processes_of
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks for sockets in /proc"),
 ]
-TWO = TINY | {"CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2", "CONFIG_MAX_STEPS": "2"}
+TWO = BRIEF | {"CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2", "CONFIG_MAX_STEPS": "2"}
 
 
 def test_a_socket_that_is_open_is_seen() -> None:

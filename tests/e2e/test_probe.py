@@ -11,7 +11,7 @@ import pytest
 from lib import kconf
 from lib.config import config_from_values
 from lib.devices.probe import probe
-from tests.e2e.runner import ROOT, TINY, Runner
+from tests.e2e.runner import BRIEF, ROOT, Runner
 from train.planning import autotune
 from train.planning.autotune import ProbeTarget
 from train.training_data import open_training_data
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def test_a_run_measures_first_and_the_plan_knows_it_afterwards(tmp_path: Path) -> None:
     runner, home = Runner(tmp_path), {"HOME": str(tmp_path)}
     steps = {"CONFIG_AUTO_METHOD_PROBE": "y", "CONFIG_MAX_STEPS": "2", "CONFIG_TARGET_EFFECTIVE_BATCH": "2"}
-    runner.configure("lenet5", {**TINY, **steps, "CONFIG_DEVICE_CPU": "y"})
+    runner.configure("lenet5", {**BRIEF, **steps, "CONFIG_DEVICE_CPU": "y"})
     output = runner.run("train", **home)
     assert "Probe run: micro-batch 2" in output
     assert "measured: samples/s" in (runner.newest().path / "log.txt").read_text()
@@ -39,7 +39,7 @@ def test_a_run_measures_first_and_the_plan_knows_it_afterwards(tmp_path: Path) -
 def test_every_rank_is_tried_and_a_size_without_room_is_told(tmp_path: Path) -> None:
     empty = tmp_path / "config"
     empty.write_text("")
-    chosen = {**TINY, "CONFIG_NUM_DEVICES": "2", "CONFIG_DEVICE_CPU": "y"}
+    chosen = {**BRIEF, "CONFIG_NUM_DEVICES": "2", "CONFIG_DEVICE_CPU": "y"}
     resolved = kconf.load(root=ROOT, config_file=empty, overrides=chosen)
     config, hardware = config_from_values(resolved.values), probe("cpu")
     data = open_training_data(config, root=ROOT, log=print)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.forked import Forked
-from tests.e2e.runner import ROOT, TINY
+from tests.e2e.runner import BRIEF, ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def sweep(file: Path | str, out: Path) -> tuple[int, str]:
 
 
 def test_a_sweep_with_a_run_that_fails(tmp_path: Path) -> None:
-    settings = {name.removeprefix("CONFIG_"): value for name, value in TINY.items()} | {"MAX_STEPS": "6"}
+    settings = {name.removeprefix("CONFIG_"): value for name, value in BRIEF.items()} | {"MAX_STEPS": "6"}
     lines = "".join(f"  {name}: {'true' if value == 'y' else value}\n" for name, value in settings.items())
     file = tmp_path / "study.yaml"
     lines += "  OPTIMIZER_SGD: true\n"

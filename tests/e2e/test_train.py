@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 
 from lib.runs import checkpoint, metrics
-from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits, wait_for_checkpoint, wait_for_log
+from tests.e2e.runner import (
+    BRIEF,
+    ROOT,
+    TINY,
+    Runner,
+    assert_same_bits,
+    wait_for_checkpoint,
+    wait_for_log,
+)
 
 pytestmark = pytest.mark.slow
 KILLS = 20
@@ -69,7 +77,7 @@ def test_a_run_leaves_everything_behind(runner: Runner) -> None:
 
 def test_the_newest_and_the_best_checkpoint_can_be_evaluated(runner: Runner) -> None:
     settings = {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "10", "CONFIG_KEEP_LAST": "2", "CONFIG_KEEP_BEST": "n"}
-    runner.configure("lenet5", TINY | settings)
+    runner.configure("lenet5", BRIEF | settings)
     runner.run("train")
     run = runner.newest()
     assert checkpoint.steps(run.checkpoints) == [30, 40]
@@ -79,7 +87,7 @@ def test_the_newest_and_the_best_checkpoint_can_be_evaluated(runner: Runner) -> 
 
 
 def test_an_interrupted_run_is_left_alone_where_that_is_asked_for(runner: Runner) -> None:
-    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "5", "CONFIG_RESUME_NEVER": "y"})
+    runner.configure("lenet5", BRIEF | {"CONFIG_MAX_STEPS": "5", "CONFIG_RESUME_NEVER": "y"})
     runner.run("train")
     first = runner.newest()
     first.set_status("preempted", step=5)
@@ -88,7 +96,7 @@ def test_an_interrupted_run_is_left_alone_where_that_is_asked_for(runner: Runner
 
 
 def test_the_same_configuration_trains_the_same_weights(runner: Runner) -> None:
-    runner.configure("lenet5", TINY)
+    runner.configure("lenet5", BRIEF)
     runner.run("train")
     first = runner.weights()
     runner.run("train")
@@ -98,7 +106,7 @@ def test_the_same_configuration_trains_the_same_weights(runner: Runner) -> None:
 
 @pytest.mark.long
 def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
-    settings = TINY | {
+    settings = BRIEF | {
         "CONFIG_MAX_STEPS": "90",
         "CONFIG_CHECKPOINT_INTERVAL_STEPS": "3",
         "CONFIG_EVAL_INTERVAL_STEPS": "30",
@@ -134,7 +142,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tm
 
 
 def test_a_damaged_newest_checkpoint_costs_an_interval_and_is_told(runner: Runner) -> None:
-    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"})
+    runner.configure("lenet5", BRIEF | {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"})
     process = runner.start("train")
     wait_for_checkpoint(runner, process, count=2)
     process.kill()
@@ -154,7 +162,7 @@ def test_a_damaged_newest_checkpoint_costs_an_interval_and_is_told(runner: Runne
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_stops_and_the_run_goes_on(runner: Runner, number: signal.Signals) -> None:
     runner.configure(
-        "lenet5", TINY | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
+        "lenet5", BRIEF | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
     )
     process = runner.start("train")
     wait_for_checkpoint(runner, process)
@@ -177,7 +185,7 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on(runner: Runner, number: si
 def test_divergence_stops_with_a_message_and_keeps_the_last_good_checkpoint(runner: Runner) -> None:
     runner.configure(
         "lenet5",
-        TINY
+        BRIEF
         | {
             "CONFIG_OPTIMIZER_SGD": "y",
             "CONFIG_LEARNING_RATE": "100",
@@ -194,13 +202,14 @@ def test_divergence_stops_with_a_message_and_keeps_the_last_good_checkpoint(runn
     assert all(tensor.isfinite().all() for tensor in runner.weights().values())
 
 
-def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path) -> None:
+def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path) -> None:
     # A large epsilon: Adam would make a large step of the last bit of a gradient that is almost zero.
-    settings = TINY | {"CONFIG_MAX_STEPS": "10", "CONFIG_DEVICE_CPU": "y", "CONFIG_ADAM_EPS": "0.001"}
+    settings = BRIEF | {"CONFIG_MAX_STEPS": "10", "CONFIG_DEVICE_CPU": "y", "CONFIG_ADAM_EPS": "0.001"}
     (tmp_path / "one").mkdir()
     one = Runner(tmp_path / "one")
     one.configure("lenet5", settings)
     one.run("train")
+    runner = Runner(tmp_path, forks=True)
     runner.configure("lenet5", settings | {"CONFIG_NUM_DEVICES": "2"})
     output = runner.run("train")
     assert output.count("Done: ") == 1, "only rank 0 prints"
@@ -213,7 +222,7 @@ def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path
 def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(tmp_path: Path) -> None:
     runner = Runner(tmp_path, forks=True)
     steps = {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"}
-    settings = TINY | steps | {"CONFIG_DEVICE_CPU": "y"}
+    settings = BRIEF | steps | {"CONFIG_DEVICE_CPU": "y"}
     runner.configure("lenet5", settings)
     process = runner.start("train")
     wait_for_checkpoint(runner, process)
@@ -259,7 +268,7 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(tmp_path: P
 
 def test_the_same_configuration_twice_at_once_is_told(runner: Runner) -> None:
     runner.configure(
-        "lenet5", TINY | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
+        "lenet5", BRIEF | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
     )
     process = runner.start("train")
     wait_for_checkpoint(runner, process)
@@ -280,7 +289,7 @@ def test_the_same_configuration_twice_at_once_is_told(runner: Runner) -> None:
 
 
 def test_an_unwritable_directory_of_runs_is_one_line(runner: Runner) -> None:
-    runner.configure("lenet5", TINY)
+    runner.configure("lenet5", BRIEF)
     runner.runs.write_text("in the way")
     output = runner.run("train", status=1)
     assert "error: cannot create a run directory" in output and "Traceback" not in output
@@ -296,7 +305,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(runner: Runner) -> None:
         pytest.skip("cannot mount a small file system here")
     try:
         runner.configure(
-            "lenet5", TINY | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5", "CONFIG_KEEP_LAST": "1000"}
+            "lenet5", BRIEF | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5", "CONFIG_KEEP_LAST": "1000"}
         )
         output = runner.run("train", status=1)
         assert "No space left on device" in output and "Traceback" not in output
@@ -314,7 +323,7 @@ def test_missing_configuration_names_the_ways_to_one(runner: Runner) -> None:
 
 def test_a_terminal_without_our_signs_and_a_run_that_is_removed(runner: Runner) -> None:
     runner.configure(
-        "lenet5", TINY | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "200"}
+        "lenet5", BRIEF | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "200"}
     )
     process = runner.start("train", PYTHONIOENCODING="ascii")
     wait_for_checkpoint(runner, process)
@@ -327,5 +336,5 @@ def test_a_terminal_without_our_signs_and_a_run_that_is_removed(runner: Runner) 
     assert "it was removed while this run trained in it" in output or "error: cannot" in output
     shutil.rmtree(run.path, ignore_errors=True)
     (run.path / "ckpt").mkdir(parents=True)
-    runner.configure("lenet5", TINY)
+    runner.configure("lenet5", BRIEF)
     assert "Done: " in runner.run("train"), "what is left of a removed run is no run"

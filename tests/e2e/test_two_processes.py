@@ -12,13 +12,13 @@ import pytest
 from lib.errors import ToolkitError
 from lib.runs import metrics
 from lib.runs.directory import RunDir, checkpoint_name
-from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits, wait_for_checkpoint, wait_for_log
+from tests.e2e.runner import BRIEF, ROOT, Runner, assert_same_bits, wait_for_checkpoint, wait_for_log
 from tests.support.once import made_once
 
 pytestmark = pytest.mark.slow
 
 STEPS, EVERY = 60, 5
-SETTINGS = TINY | {
+SETTINGS = BRIEF | {
     "CONFIG_MAX_STEPS": str(STEPS),
     "CONFIG_DEVICE_CPU": "y",
     "CONFIG_NUM_DEVICES": "2",

@@ -15,7 +15,7 @@ import torch
 from lib.devices.base import Backend
 from lib.runs import checkpoint
 from tests.e2e.ddp_worker import CASES, outcome
-from tests.e2e.runner import TINY, Runner
+from tests.e2e.runner import BRIEF, Runner
 from tests.e2e.workers import run_worker
 from tests.e2e.xla_worker import NAMES
 from tests.support.once import made_once
@@ -61,27 +61,16 @@ def test_they_ask_for_the_same_in_the_same_order(ranks: list[dict[str, Any]]) ->
     assert {"rendezvous", "device", "sync"} <= set(ranks[0]["calls"])
 
 
-def train_by_make(tmp_path: Path, **environment: str) -> tuple[Runner, str]:
-    """What `python -m train` prints, in processes that find torch_xla."""
+def runner_in(tmp_path: Path) -> Runner:
     runner = Runner(tmp_path)
-    runner.configure("lenet5", {**TINY, "CONFIG_MAX_STEPS": "4", "CONFIG_DEVICE_XLA": "y"})
-    process = subprocess.run(
-        [sys.executable, "-m", "train", "--runs", str(runner.runs), "train"],
-        cwd=ROOT,
-        env=runner.environment() | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout
-    return runner, process.stdout
+    runner.configure("lenet5", {**BRIEF, "CONFIG_MAX_STEPS": "4", "CONFIG_DEVICE_XLA": "y"})
+    return runner
 
 
 def test_a_run_on_one_device(tmp_path: Path) -> None:
+    runner = runner_in(tmp_path)
     place = {"PYTHONPATH": str(XLA_STUB), "STUB_DEVICES": "1", "STUB_DEVICE": "CPU"}
-    runner, output = train_by_make(tmp_path, **place)
+    output = runner.run("train", **place)
     run = runner.newest()
     assert "EXPERIMENTAL, never run on TPU hardware" in " ".join(output.split())
     assert run.status().state == "done"
@@ -96,5 +85,16 @@ def test_a_run_on_one_device(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HAS_TORCH_XLA, reason="torch_xla is not installed: nothing was run on the real one")
 def test_a_run_on_the_real_torch_xla(tmp_path: Path) -> None:
-    runner, _ = train_by_make(tmp_path, PJRT_DEVICE="CPU")
+    runner = runner_in(tmp_path)
+    process = subprocess.run(
+        [sys.executable, "-m", "train", "--runs", str(runner.runs), "train"],
+        cwd=ROOT,
+        env=runner.environment() | {"PJRT_DEVICE": "CPU"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout
     assert runner.newest().status().state == "done"

@@ -1,11 +1,10 @@
-"""A save that is killed. The helpers run in an interpreter of their own: one import of torch, then forks."""
+"""A save that is killed. The helpers run in a process of their own, which forks others."""
 
 import errno
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,20 +15,18 @@ import torch
 
 from lib.errors import CheckpointError
 from lib.runs import checkpoint
+from tests.e2e.forked import Forked
 from tests.lib.runs.test_checkpoint import load, save, visible
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
-
 
 def run_alone(function: str, directory: Path) -> str:
-    code = f"from tests.lib.runs import test_checkpoint_kill as t; t.{function}(t.Path({str(directory)!r}))"
     single = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # a fork copies one thread
-    options: dict[str, Any] = {"cwd": ROOT, "env": single, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", code], **options, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    program = Forked(__name__, [function, str(directory)], environment=single, output=directory / "output")
+    output, _ = program.communicate(timeout=120)
+    assert program.returncode == 0, output
+    return output
 
 
 @pytest.mark.long
@@ -159,3 +156,9 @@ def die_before_change(point: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
+
+
+if __name__ == "__main__":
+    {"kill_at_random": kill_at_random, "kill_at_every_change": kill_at_every_change}[sys.argv[1]](
+        Path(sys.argv[2])
+    )
