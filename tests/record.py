@@ -112,8 +112,10 @@ def changed(found: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, str
     return {name: _first_difference(known[name], found.get(name)) for name in names}
 
 
-def configurations() -> dict[str, Any]:
+def configurations(numbers: Sequence[int] = range(RANDOM)) -> dict[str, Any]:
     """Name -> sorted assignments. Random ones are read back from what was written, if that is there.
+
+    numbers: of the random ones.
 
     Newer options are left out: that their defaults change nothing is tested by the identities of runs.
     """
@@ -121,7 +123,7 @@ def configurations() -> dict[str, Any]:
     written = read("configurations")
     kept = {name: lines for name, lines in written.items() if name.startswith("random-")}
     tree = load_own_tree(ROOT)
-    for number in range(RANDOM):
+    for number in numbers:
         name = f"random-{number:03}"
         if name in kept:
             text = "\n".join(kept[name]) + "\n"

@@ -113,7 +113,13 @@ class Module:
 
 def modules_under(root: Path, *packages: str) -> list[Module]:
     files = (file for package in packages for file in sorted((root / package).rglob("*.py")))
-    return [Module(file.relative_to(root).as_posix(), file.read_text(encoding="utf-8")) for file in files]
+    return [_module(root, file) for file in files]
+
+
+@functools.cache
+def _module(root: Path, file: Path) -> Module:
+    """It is parsed once for the rules of all tests."""
+    return Module(file.relative_to(root).as_posix(), file.read_text(encoding="utf-8"))
 
 
 def level(name: str) -> int | None:

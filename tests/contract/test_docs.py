@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lib.data import types
+from lib.kconf.cli import main as kconf_main
 from lib.sweeps.experiment import read_experiment
 from lib.sweeps.runner import resolved_runs
 from tests.contract.test_readme import DOCUMENTS, ROOT, TUTORIALS, code_of, commands_of, unknown_symbols
@@ -36,6 +38,7 @@ def make_commands(text: str) -> Iterator[str]:
                 yield " ".join(words)
 
 
+@functools.cache
 def fault_of(command: str) -> str:
     """What make would say of the goals and variables of a command before it begins; "" if nothing."""
     words = shlex.split(command)[1:]
@@ -130,14 +133,24 @@ def test_a_command_that_make_would_refuse_is_found() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.name)
-def test_the_settings_of_a_tutorial_are_possible(page: Path, tmp_path: Path) -> None:
-    """Its configurations and settings in their order, from one directory; what they lead to is configured."""
+def test_the_settings_of_a_tutorial_are_possible(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its configurations and settings in their order, from one directory; what they lead to is configured.
+
+    As make calls them (test_make.py), without a process for each.
+    """
+    monkeypatch.setenv("KCONFIG_OUTPUT", str(tmp_path))
+    monkeypatch.setenv("KCONFIG_CONFIG", str(tmp_path / ".config"))
     commands = commands_of(page.read_text(encoding="utf-8"))
     configure = [each for each in commands if re.match(r"make (defconfig-\S+|setconfig .*)$", each)]
     for command in (each for each in configure if "my_" not in each):
-        words = [*shlex.split(command), f"O={tmp_path}", "VENV=", f"PYTHON={sys.executable}"]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        goal, *settings = shlex.split(command)[1:]
+        words = ["defconfig", goal.removeprefix("defconfig-")]
+        if goal == "setconfig":
+            (setting,) = settings
+            words = [goal, "--", setting.removeprefix("SET=")]
+        assert kconf_main(words, root=ROOT) == 0, f"{command}\n{capsys.readouterr().err}"
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: path.name)

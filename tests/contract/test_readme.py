@@ -263,9 +263,14 @@ def word_exists(word: str, targets: set[str], variables: set[str]) -> bool:
     return word.startswith("-") or (base in targets and known)
 
 
-def unknown_symbols(text: str) -> list[str]:
+@functools.cache
+def symbols_of_the_tree() -> frozenset[str]:
     tree = kconfiglib.Kconfig(str(ROOT / "Kconfig"), warn_to_stderr=False)
-    known = set(tree.syms) | set(tree.named_choices) | set(re.findall(r"^config (\w+)$", text, flags=re.M))
+    return frozenset({*tree.syms, *tree.named_choices})
+
+
+def unknown_symbols(text: str) -> list[str]:
+    known = symbols_of_the_tree() | set(re.findall(r"^config (\w+)$", text, flags=re.M))
     named = set(re.findall(r"\bCONFIG_[A-Z][A-Z0-9_]*(?![*\w])", text)) - PLACEHOLDERS
     _, spans = code_of(text)
     bare = {match[0] for span in spans if (match := re.fullmatch(r"([A-Z][A-Z0-9]*_[A-Z0-9_]+)(=.*)?", span))}
@@ -345,9 +350,9 @@ def texts_of(file: Path) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command, how in COMMANDS.items() if how == RUN])
-def test_the_command_runs(command: str, tree: Path) -> None:
+def test_the_command_runs(command: str, unused: Path) -> None:
     environment = {**os.environ, "VENV": "", "PYTHON": sys.executable}
-    done = subprocess.run(["sh", "-c", command], cwd=tree, env=environment, capture_output=True, text=True)
+    done = subprocess.run(["sh", "-c", command], cwd=unused, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -8,11 +8,23 @@ from tests import record
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["configurations", "plans", "hyperparams"])
+@pytest.mark.parametrize("part", ["plans", "hyperparams"])
 def test_the_record_compares_equal(part: str) -> None:
     """Those of weights and of resumed runs take minutes: python -m tests.record compare."""
     known = record.read(part)
     assert known and record.changed(record.PARTS[part](), known) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "numbers", [range(0, record.RANDOM, 5), pytest.param(range(record.RANDOM), marks=pytest.mark.long)]
+)
+def test_configurations_compare_equal(numbers: range) -> None:
+    """All that are shipped, and so many random ones."""
+    left_out = {f"random-{number:03}" for number in range(record.RANDOM) if number not in numbers}
+    known = {name: lines for name, lines in record.read("configurations").items() if name not in left_out}
+    assert len(known) > len(numbers)
+    assert record.changed(record.configurations(numbers), known) == {}
 
 
 @pytest.mark.parametrize(
