@@ -100,7 +100,8 @@ def test_windows_of_a_text_and_rows_of_a_table(tmp_path: Path, capsys: pytest.Ca
 
 def test_all_faults_are_listed_and_nothing_is_drawn(photos: Path) -> None:
     runner = Runner(photos.parent)
-    options = {f"CONFIG_{name}": value for name, value in FOLDER.items()}
+    short = {"RESNET18_WIDTH": "8", "BUDGET_STEPS": "y", "MAX_STEPS": "2"}
+    options = {f"CONFIG_{name}": value for name, value in (FOLDER | short).items()}
     runner.configure("resnet18", options | {"CONFIG_DATA_DIR": str(photos)})
     bad = [photos / "train" / "b" / "1.png", photos / "train" / "c" / "3.png"]
     for file in bad:

@@ -135,7 +135,7 @@ def test_self_times_add_up_to_those_of_the_outermost() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_real_steps(tmp_path: Path, processes: int) -> None:
-    runner, out = Runner(tmp_path), tmp_path / "out"
+    runner, out = Runner(tmp_path, forks=processes > 1), tmp_path / "out"
     cpu = {"CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": str(processes), "CONFIG_MAX_STEPS": "3"}
     runner.configure("lenet5", TINY | cpu)
     output = runner.run("profile", "--steps=4", f"--out={out}")

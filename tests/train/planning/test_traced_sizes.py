@@ -27,8 +27,26 @@ OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in IMAGE_MODELS]
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16"), ("rocm", "fp16")])
-@pytest.mark.parametrize("model", ["lenet5", "resnet50", "gpt2", "resnet_bk", *OTHERS])
+@pytest.mark.parametrize("model", ["lenet5", "gpt2", "resnet_bk", *OTHERS])
 def test_a_size_on_the_line_is_what_its_own_trace_says(
+    model: str, device: Any, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_sizes_on_the_line(model, device, precision, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [
+        ("cuda", "bf16"),
+        pytest.param("cpu", "fp32", marks=pytest.mark.long),
+        pytest.param("rocm", "fp16", marks=pytest.mark.long),
+    ],
+)
+def test_so_it_is_in_a_deep_network(device: Any, precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_sizes_on_the_line("resnet50", device, precision, monkeypatch)
+
+
+def assert_sizes_on_the_line(
     model: str, device: Any, precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear_cross_entropy, "_ROWS", 1)  # as many chunks of the head for every size

@@ -40,8 +40,15 @@ def traced(config: Any, step: StepSettings, *, run_all: bool = False) -> tuple[M
     return found, len(run)
 
 
-@pytest.mark.parametrize("accumulates", [True, False])
-@pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16")])
+@pytest.mark.parametrize(
+    ("device", "precision", "accumulates"),
+    [
+        ("cpu", "fp32", False),
+        ("cuda", "bf16", True),
+        pytest.param("cpu", "fp32", True, marks=pytest.mark.long),
+        pytest.param("cuda", "bf16", False, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("model", ["lenet5", "resnet18", "gpt2", "resnet_bk", *OTHERS])
 def test_one_micro_batch_says_what_all_take(
     model: str, device: Any, precision: Any, accumulates: bool
@@ -56,7 +63,7 @@ def test_one_micro_batch_says_what_all_take(
     assert (found, 2 * (1 + accumulates)) == traced(config, step, run_all=True)
 
 
-@pytest.mark.parametrize("several_devices", [False, True])
+@pytest.mark.parametrize("several_devices", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
