@@ -17,7 +17,9 @@ from tests.e2e.forked import Forked
 from tests.support.external import write_external
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = 'anneal.configure("lenet5+cpu+fp32", DATA_LIMIT=512, BUDGET_STEPS=True, MAX_STEPS={steps})'
+TINY = (
+    'anneal.configure("lenet5+cpu+fp32", DATA_LIMIT=512, HOLDOUT=256, BUDGET_STEPS=True, MAX_STEPS={steps})'
+)
 PUBLIC = {
     "ConfigError": "(what: 'str', *, why: 'str' = '', todo: 'str' = '', "
     "findings: 'Sequence[str]' = ()) -> 'None'",
@@ -46,7 +48,8 @@ RUN_METHODS = {"metrics": "(self, kind: 'str' = 'eval') -> 'list[dict[str, Any]]
 def script(folder: Path, text: str, *, forks: bool = True, **variables: str) -> str:
     """Run a program in `folder` that can import anneal and nothing else of the tree; returns its output.
 
-    forks: it is forked off a process with torch. That is for what it does once anneal is imported.
+    forks: it is forked off a process with torch, and so is what it starts. That is for what it does with
+    the processes of the tree, not for how they begin.
     """
     (folder / "script.py").write_text(textwrap.dedent(text))
     link = folder / "site"
@@ -211,7 +214,7 @@ def test_an_interrupt_stops_with_a_checkpoint_and_fit_resumes(tmp_path: Path) ->
         again = anneal.fit(asked)
         assert again.path == run.path and anneal.load(again).step > step
     """
-    assert "Resuming" in script(tmp_path, program)
+    assert "Resuming" in script(tmp_path, program, forks=False)  # which would inherit that print
 
 
 @pytest.mark.slow
@@ -234,7 +237,8 @@ def test_plug_ins_of_external_are_used(folder: Path) -> None:
     program = """
         import lib, models
         import anneal
-        asked = anneal.configure("tiny_net", DATA_LIMIT=256, NUM_EPOCHS=1, DEVICE_CPU=True, NUM_DEVICES=2)
+        few = {"DATA_LIMIT": 256, "HOLDOUT": 256, "NUM_EPOCHS": 1}
+        asked = anneal.configure("tiny_net", **few, DEVICE_CPU=True, NUM_DEVICES=2)
         run = anneal.fit(asked)
         model = anneal.load(run)
         assert type(model.module[1]).__name__ == "Sequential", model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import io
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -90,7 +91,11 @@ def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str],
 
 
 def _run_file(program: str, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
-    """As `python program` in its folder, with torch loaded and nothing of this tree."""
+    """As `python program` in its folder, with torch loaded and nothing of this tree.
+
+    Programs of the tree that it starts are forked off it.
+    """
+    subprocess.Popen._execute_child = _fork  # type: ignore[attr-defined]
     folder = str(Path(program).parent)
     os.chdir(folder)
     others = [each for each in sys.path if each not in ("", str(ROOT))]
@@ -122,6 +127,11 @@ def _write_to(output: Path, environment: Mapping[str, str]) -> None:
     for number in (1, 2):
         os.dup2(opened, number)
     os.close(opened)
+    _open_streams(environment)
+
+
+def _open_streams(environment: Mapping[str, str]) -> None:
+    """To what is standard output and standard error now: a pipe cannot be sought as a file is."""
     encoding = environment.get("PYTHONIOENCODING", "utf-8")
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding, write_through=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding, write_through=True)
@@ -151,20 +161,27 @@ _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
 def _fork(self: subprocess.Popen[bytes], *given: Any) -> None:
-    """In place of `Popen._execute_child`: for `env A=B python -u -m PROGRAM WORDS`."""
+    """In place of `Popen._execute_child`: for `env -u C A=B python -u -m PROGRAM WORDS`."""
     told = inspect.signature(_execute_child).bind(self, *given).arguments
     words = list(told["args"])
     if words[0] != "env":
         return _execute_child(self, *given)
     first = words.index(sys.executable)
-    variables = dict(word.split("=", 1) for word in words[1:first])
+    variables = dict(word.split("=", 1) for word in words[1:first] if "=" in word)
+    removed = {name for option, name in itertools.pairwise(words[1:first]) if option == "-u"}
     self.pid = os.fork()
     if self.pid == 0:
         for number, end in ((1, told["c2pwrite"]), (2, told["errwrite"])):
             if end != -1:
                 os.dup2(end, number)
         os.setsid()
-        _become(words[first:], os.environ | variables)
+        if told["cwd"] is not None:
+            os.chdir(told["cwd"])
+            sys.path.insert(0, str(told["cwd"]))
+        kept = {name: value for name, value in os.environ.items() if name not in removed}
+        _become(words[first:], kept | variables)
+    pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+    self._close_pipe_fds(*(told[name] for name in pipes))  # type: ignore[attr-defined]
     self._child_created = True  # type: ignore[attr-defined]
     return None
 
@@ -178,6 +195,7 @@ def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(environment)
+        _open_streams(environment)
         _at_start(environment)
         _, program, *arguments = words[words.index("-m") :]
         _main(program, arguments)

@@ -16,7 +16,7 @@ import torch
 
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError, ToolkitError
-from tests.e2e.runner import TINY, Runner
+from tests.e2e.runner import BRIEF, TINY, Runner
 from tests.support.configs import ROOT
 from train import export as module
 from train.export import export
@@ -39,6 +39,7 @@ RESNET = {
     "CONFIG_CHANNELS_LAST": "y",
     "CONFIG_PRECISION_FP32": "n",
     "CONFIG_PRECISION_BF16": "y",
+    "CONFIG_AUTO_METHOD_TABLE": "y",
     "CONFIG_MAX_STEPS": "3",
 }
 TABULAR = {
@@ -63,7 +64,7 @@ def trained(kind: str, folder: Path) -> Restored:
     (folder / "table.csv").write_text(TABLE)
     defconfig, settings = RUNS[kind]
     if kind == "images":
-        steps = TINY
+        steps = BRIEF
     else:
         steps = {name: value for name, value in TINY.items() if name != "CONFIG_DATA_LIMIT"}
         settings = settings | {"CONFIG_DATA_DIR": str(folder)}
@@ -175,7 +176,8 @@ def test_the_card_tells_where_a_model_comes_from(exported: Exported) -> None:
     text, spec = (out / "README.md").read_text(), own.data.dataset.spec
     assert text.startswith("---\nlicense: unknown\n---\n") and f"trained on {spec.name}" in text
     assert f"Exported from run `{own.run.name}`" in text and "none: trained from random weights" in text
-    assert f"(test part of {spec.name}{', synthetic' if spec.synthetic else ''}), step {own.step}" in text
+    part = "held-out training samples" if isinstance(spec, ImageSpec) else "test part"
+    assert f"({part} of {spec.name}{', synthetic' if spec.synthetic else ''}), step {own.step}" in text
     assert ("content hash unknown" in text) != (spec.name == "tabular")
     assert str(own.run.path.parents[1]) not in text + (out / "model.json").read_text()
 
