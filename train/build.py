@@ -15,7 +15,7 @@ from lib.data import ArrayPart, EvalLoader, ImageSpec, LoaderConfig, TrainLoader
 from lib.data.augment import Kind, augmented_bytes
 from lib.data.sampler import HasLengths
 from lib.data.types import Part
-from lib.devices.backend import configure_numerics, configure_threads
+from lib.devices.backend import check_channels_last, configure_numerics, configure_threads
 from lib.devices.base import Backend
 from lib.devices.probe import main_memory
 from lib.errors import ConfigError, foremost
@@ -28,7 +28,7 @@ from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
 from train.job import Budget, Job, budget_of, warm_up_of, warm_up_text
 from train.record import Record
-from train.tasks.base import Carries, Forward, image_operations, make_task
+from train.tasks.base import Carries, Forward, Task, image_operations, make_task
 from train.training_data import TrainingData, built
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 Log: TypeAlias = Callable[[str], object]
 
-_SIMD_CHANNELS = 8  # of single precision in a register of AVX2
 _MAX_EMA_HORIZON = 1 / 3  # of a run; beyond it a warning is logged
 
 
@@ -68,10 +67,10 @@ def make_job(
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     model, adapters = _new_model(config, data, weights, backend, record.log, whole_run=whole_run)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
-    model, wrapped, pipeline = _placed(model, config, plan, backend, data.facts, dtype)
-    _log_rates(config, plan, model, record.log)
     prepared = None if data.prepared is None else data.prepared.load(plan, backend, dtype)
     task = make_task(config, data.dataset.spec, prepared=prepared, train=data.dataset.train)
+    model, wrapped, pipeline = _placed(model, config, plan, backend, data.facts, dtype, task)
+    _log_rates(config, plan, model, record.log)
     batch = {"train_size": data.dataset.train.size, "effective_batch": plan.effective_batch}
     loader_config = _loader_config(config, plan, data, hardware, backend, record.log, dtype)
     ahead = epochs_ahead(config, plan, data.dataset.train, log=record.log) if whole_run else 0
@@ -143,6 +142,7 @@ def _placed(
     backend: Backend,
     facts: ModelFacts,
     dtype: torch.dtype | None,
+    task: Task,
 ) -> tuple[nn.Module, nn.Module, Pipeline | None]:
     """Return the model on its device, the module whose backward pass averages gradients, and the stage."""
     assert len(backend.devices) == plan.layout.devices_per_process, f"{plan.strategy}: {backend.devices}"
@@ -165,26 +165,12 @@ def _placed(
             check_channels_last(model)
         model = model.to(backend.device, dtype)
     model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
-    return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm), None
+    whole = model
+    if "loss" in plan.compile_parts:
+        from train.tasks.loss_in_model import LossInModel
 
-
-def check_channels_last(model: nn.Module) -> None:
-    """Raise ConfigError where the CPU's kernels corrupt memory in the layout of CONFIG_CHANNELS_LAST.
-
-    Without AVX-512, the backward pass of a 1x1 convolution of stride 2 with fewer than 8 input channels
-    writes beyond its buffer (seen with torch 2.13.0: segmentation faults, bus errors and aborts).
-    """
-    if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-        return
-    for name, module in model.named_modules():
-        strided = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.stride != (1, 1)
-        if strided and module.in_channels < _SIMD_CHANNELS:
-            raise ConfigError(
-                f"CONFIG_CHANNELS_LAST=y is not possible on this CPU: {name} is a 1x1 convolution with a "
-                f"stride and {module.in_channels} input channels",
-                why="PyTorch's kernel for CPUs without AVX-512 corrupts memory there",
-                todo=f"set CONFIG_CHANNELS_LAST=n, or give it {_SIMD_CHANNELS} channels",
-            )
+        whole = LossInModel(model, task)
+    return model, backend.wrap(whole, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm), None
 
 
 def optimizer_of(config: Config, plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
@@ -210,6 +196,7 @@ def optimizer_of(config: Config, plan: Plan, model: nn.Module) -> torch.optim.Op
         sign_learning_rate=scaled(optim.sign_learning_rate),
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
         shard_state=plan.strategy == "zero1",
+        compiler=_compiler(plan),
     )
 
 
@@ -251,6 +238,15 @@ def _log_rates(config: Config, plan: Plan, model: nn.Module, log: Log) -> None:
 
 
 # What one device without these options never uses is imported where the option is found to be set.
+def _compiler(plan: Plan) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """Return the compiler of the optimizer's update, None where that is not compiled."""
+    if "update" not in plan.compile_parts:
+        return None
+    from lib.nn.compile import compiled
+
+    return compiled
+
+
 def _forward(plan: Plan, model: nn.Module, wrapped: nn.Module) -> Forward:
     if not plan.compile:
         return wrapped

@@ -48,7 +48,7 @@ from train.job import Job, evaluate, evaluated_weights
 from train.predict import outputs_of
 from train.record import format_evaluation, log
 from train.stored_run import Restored, restore
-from train.tasks.base import Answers, answers_of
+from train.tasks.answers import Answers, answers_of
 from train.training_data import evaluation_part
 
 FORMATS = {  # and the packages that each needs

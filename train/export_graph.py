@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from lib.data.loader import normalisation
 from lib.data.types import Column, ImageSpec
 from lib.errors import ConfigError
-from train.tasks.base import Answers
+from train.tasks.answers import Answers
 
 _LARGEST_FILE = 1 << 30  # bytes of weights in an ONNX file; more are put beside it
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lib.data.loader import Batch
 from lib.devices.backend import is_out_of_memory
 from lib.devices.base import send
 from lib.distributed.fsdp import (
@@ -192,7 +193,7 @@ def accumulate_gradients(job: Job, progress: Progress) -> Generator[Sums, None, 
         offset += size
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision), job.keeping:
-                sums = job.task.training(job.forward, batch)
+                sums = _training_sums(job, batch)
             check_sums(sums, job.config)
             backend.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)), last=last)
         if not last:  # the update belongs to the last one's graph
@@ -200,6 +201,13 @@ def accumulate_gradients(job: Job, progress: Progress) -> Generator[Sums, None, 
         yield sums
     for dropout in job.dropouts:  # a step leaves gradients and sums behind, and nothing else
         dropout.sample_keys = None
+
+
+def _training_sums(job: Job, batch: Batch) -> Sums:
+    if "loss" not in job.plan.compile_parts:
+        return job.task.training(job.forward, batch)
+    sums: Sums = job.forward(batch=(batch.inputs, batch.targets, batch.weights, batch.mixed))
+    return sums
 
 
 def _nominal_count(job: Job) -> int:

@@ -22,9 +22,9 @@ from lib.distributed.launcher import launch
 from lib.distributed.rendezvous import Rendezvous, check_shares, environment_of, route_to, torchrun_options
 from lib.errors import ConfigError, PlanError, ToolkitError, os_errors
 from lib.hyperparams import apply_hyperparams
-from lib.plan.placement import NAMES, check_machines, of_all_nodes, place
+from lib.plan.placement import NAMES, check_machines, grows_with_devices, of_all_nodes, place
 from lib.plan.sharding import DEVICES_PER_NODE
-from lib.plan.types import STATIC_SHAPES, Hardware, grows_with_devices
+from lib.plan.types import STATIC_SHAPES, Hardware
 from lib.runs.identity import identity
 
 if TYPE_CHECKING:

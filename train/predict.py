@@ -30,7 +30,7 @@ from train.generate import Sampling
 from train.job import Job, evaluated_weights
 from train.record import log
 from train.stored_run import Restored, restore
-from train.tasks.base import answers_of
+from train.tasks.answers import answers_of
 
 SUFFIXES = (".csv", ".json", ".jsonl")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "tokens": 200, "seed": 1}

@@ -32,6 +32,7 @@ from train.tasks.base import (
     check_options,
     image_operations,
     load_task,
+    loss_apart,
     make_task,
     preparation_of,
 )
@@ -277,12 +278,12 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
     check_task(config, dataset)
     spec = dataset.spec
     known: dict[str, Any] = {"name": config.model, "train_size": dataset.train.size}
-    errors, stock = list[ConfigError](), False
+    errors, stock, iterated = list[ConfigError](), False, False
 
     def build() -> nn.Module:
-        nonlocal stock
+        nonlocal stock, iterated
         model = build_model(config.model, config.model_options, spec, seed=config.seed)
-        stock = has_stock_layers(model)
+        stock, iterated = has_stock_layers(model), hasattr(model, "compile_steps")
         return checked(converted(model, config, spec), config, spec)
 
     for rows in ROWS:
@@ -293,6 +294,8 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
                 from train.stock_layers import with_trial  # models of the tree do without
 
                 facts = with_trial(config, spec, facts)
+            task = None if preparation_of(config) else make_task(config, spec)
+            facts = dataclasses.replace(facts, loss_apart=loss_apart(task, iterated=iterated))
             return TrainingData(dataset=dataset, facts=facts)
         except ConfigError as error:
             errors.append(error)

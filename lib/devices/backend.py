@@ -6,9 +6,13 @@ import os
 import warnings
 
 import torch
+from torch import nn
 
 from lib.devices.base import Backend, DistributedBackend
+from lib.errors import ConfigError
 from lib.plan.types import Kind, Precision
+
+_SIMD_CHANNELS = 8  # of single precision in a register of AVX2
 
 # Messages of libraries under torch that run out of memory without raising OutOfMemoryError.
 _OUT_OF_MEMORY_TEXTS = (
@@ -79,3 +83,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
+
+
+def check_channels_last(model: nn.Module) -> None:
+    """Raise ConfigError where the CPU's kernels corrupt memory in the layout of CONFIG_CHANNELS_LAST.
+
+    Without AVX-512, the backward pass of a 1x1 convolution of stride 2 with fewer than 8 input channels
+    writes beyond its buffer (seen with torch 2.13.0: segmentation faults, bus errors and aborts).
+    """
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return
+    for name, module in model.named_modules():
+        strided = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.stride != (1, 1)
+        if strided and module.in_channels < _SIMD_CHANNELS:
+            raise ConfigError(
+                f"CONFIG_CHANNELS_LAST=y is not possible on this CPU: {name} is a 1x1 convolution with a "
+                f"stride and {module.in_channels} input channels",
+                why="PyTorch's kernel for CPUs without AVX-512 corrupts memory there",
+                todo=f"set CONFIG_CHANNELS_LAST=n, or give it {_SIMD_CHANNELS} channels",
+            )

@@ -44,9 +44,9 @@ def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
     # Imported here because it loads the compiler, which takes a second.
     from torch._dynamo.exc import TorchDynamoException
 
-    def guarded(*arguments: Any) -> Any:
+    def guarded(*arguments: Any, **named: Any) -> Any:
         try:
-            return forward(*arguments)
+            return forward(*arguments, **named)
         except TorchDynamoException as error:
             if is_out_of_memory(error):
                 raise

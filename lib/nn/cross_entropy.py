@@ -24,6 +24,10 @@ def cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     Logits may be in half precision; the arithmetic is single. Besides the logits and, in backward,
     their gradient in their own type, memory is needed only for one chunk of rows.
     """
+    if torch.compiler.is_compiling():
+        # The compiler fuses it all: it keeps the logits as they are, and unrolls no loop over chunks.
+        whole_NV = logits_NV.to(_exact(logits_NV))
+        return F.cross_entropy(whole_NV, targets_N, reduction="none", ignore_index=IGNORED)
     return _CrossEntropy.apply(logits_NV, targets_N)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -2,3 +2,8 @@
 
 Data and models are unknown here. Imported by lib/memory, train and scripts.
 """
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Compiler: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]  # of an update in place

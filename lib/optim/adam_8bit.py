@@ -10,12 +10,15 @@ N values, K blocks.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import StateDict
+
+from lib.devices.base import send
+from lib.optim import Compiler
 
 BLOCK = 256  # values that share a scale
 SHARE = (1 + 4 / BLOCK) / 4  # of the bytes in fp32
@@ -46,7 +49,10 @@ class Adam8bit(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         decoupled: bool = True,
+        compiler: Compiler | None = None,
     ) -> None:
+        """compiler: compiles the update of some blocks."""
+        self._compiler, self._update_part = compiler, compiler(_update_part) if compiler else _update_part
         known = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "decoupled": decoupled}
         super().__init__(groups, known)
         self._books: dict[tuple[bool, torch.device], Tensor] = {}
@@ -65,75 +71,134 @@ class Adam8bit(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Adam8bit takes no closure")
         for group in self.param_groups:
+            numbers: dict[int, tuple[float, ...] | Tensor] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group)
+                    self._update(parameter, group, numbers)
 
-    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+    def _update(
+        self, parameter: nn.Parameter, group: dict[str, Any], numbers: dict[int, tuple[float, ...] | Tensor]
+    ) -> None:
+        """Update a parameter. numbers: of other parameters of the group, by their step."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
             state.update(_first_state(parameter))
-        state["step"] += 1
+        step = state["step"] = state["step"] + 1
+        if step not in numbers:
+            found = _numbers(group, step)
+            exact = _exact(parameter.dtype)
+            # A number would be part of a compiled program.
+            numbers[step] = (
+                found if self._compiler is None else send(torch.tensor(found, dtype=exact), parameter.device)
+            )
+        options = {name: group[name] for name in ("betas", "eps", "weight_decay", "decoupled")}
         # In the order of dimensions: views, but for filters in channels-last order.
         weight_N, gradient_N = parameter.reshape(-1), parameter.grad.reshape(-1)
-        for start in range(0, len(weight_N), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            self._update_part(weight_N[part], gradient_N[part], state, part, group)
+        for part, width in _parts(len(weight_N), is_coded="mean_scales" in state):
+            weight_KB, gradient_KB = (each[part].view(-1, width) for each in (weight_N, gradient_N))
+            mean, root = (self._stored(state, name, part, width) for name in ("mean", "root"))
+            if self._compiler is not None:
+                self._mark(weight_KB, gradient_KB, *mean[:2], *root[:2])
+            self._update_part(weight_KB, gradient_KB, mean, root, numbers[step], **options)
         if not parameter.is_contiguous():
             parameter.copy_(weight_N.view(parameter.shape))
 
-    def _update_part(
-        self, weight_N: Tensor, gradient_N: Tensor, state: dict[str, Any], part: slice, group: dict[str, Any]
-    ) -> None:
-        (beta1, beta2), rate, decay = group["betas"], group["lr"], group["weight_decay"]
-        dtype, step = _exact(weight_N.dtype), state["step"]
-        gradient_N = gradient_N.to(dtype)
-        if decay and not group["decoupled"]:
-            gradient_N = gradient_N.add(weight_N, alpha=decay)
-        mean_N = self._read(state, "mean", part).lerp_(gradient_N, 1 - beta1)
-        root_N = self._read(state, "root", part)
-        root_N = root_N.square_().mul_(beta2).addcmul_(gradient_N, gradient_N, value=1 - beta2).sqrt_()
-        update_N = mean_N / (root_N / (1 - beta2**step) ** 0.5).add_(group["eps"])
-        if group["decoupled"]:
-            weight_N.mul_(1 - rate * decay)
-        weight_N.add_(update_N.to(weight_N.dtype), alpha=-rate / (1 - beta1**step))
-        self._write(state, "mean", part, mean_N)
-        self._write(state, "root", part, root_N)
-
-    def _read(self, state: dict[str, Any], name: str, part: slice) -> Tensor:
-        """Return stored values in full."""
-        stored_N: Tensor = state[name].view(-1)[part]
+    def _stored(self, state: dict[str, Any], name: str, part: slice, width: int) -> _Stored:
         scales_K = state.get(f"{name}_scales")
+        values_KB: Tensor = state[name].view(-1)[part].view(-1, width)
         if scales_K is None:
-            return stored_N.clone()
-        found_N = self._book(name, stored_N.device)[stored_N.int()].to(scales_K.dtype)
-        padded_KB = F.pad(found_N, (0, -len(found_N) % BLOCK)).view(-1, BLOCK)
-        scaled_KB: Tensor = padded_KB * scales_K[_blocks(part), None]
-        return scaled_KB.view(-1)[: len(found_N)]
+            return _Stored(values_KB, None, None)
+        return _Stored(values_KB, scales_K[_blocks(part), None], self._book(name, values_KB.device))
 
-    def _write(self, state: dict[str, Any], name: str, part: slice, values_N: Tensor) -> None:
-        """Store values: as the nearest ones of the code, but those above 0 as no root of 0."""
-        stored_N: Tensor = state[name].view(-1)[part]
-        scales_K = state.get(f"{name}_scales")
-        if scales_K is None:
-            stored_N.copy_(values_N)
-            return
-        padded_KB = F.pad(values_N, (0, -len(values_N) % BLOCK)).view(-1, BLOCK)
-        largest_K1 = padded_KB.abs().amax(dim=1, keepdim=True)
-        scales_K[_blocks(part)] = largest_K1[:, 0]
-        book = self._book(name, stored_N.device).to(values_N.dtype)
-        edges = (book[1:] + book[:-1]) / 2
-        if name == "root":
-            edges[0] = 0
-        shares_KB = padded_KB / largest_K1.clamp(min=torch.finfo(values_N.dtype).tiny)
-        stored_N.copy_(torch.bucketize(shares_KB, edges, out_int32=True).view(-1)[: len(stored_N)])
+    @staticmethod
+    def _mark(*tensors: Tensor | None) -> None:
+        """Let a compiler make one program for any number of blocks, or of values in a single row."""
+        from torch._dynamo import maybe_mark_dynamic
+
+        for tensor in tensors:
+            if tensor is not None:
+                maybe_mark_dynamic(tensor, int(len(tensor) == 1))
 
     def _book(self, name: str, device: torch.device) -> Tensor:
         signed = name == "mean"
         if (signed, device) not in self._books:
             self._books[signed, device] = code_book(signed=signed).to(device)
         return self._books[signed, device]
+
+
+class _Stored(NamedTuple):
+    """Running means of some blocks of values; with fewer values in a block where it is the only one."""
+
+    values_KB: Tensor
+    scales_K1: Tensor | None  # None: the values are not coded
+    book: Tensor | None
+
+    def read(self) -> Tensor:
+        """Return the values in full."""
+        if self.scales_K1 is None or self.book is None:
+            return self.values_KB.clone()
+        return self.book[self.values_KB.int()].to(self.scales_K1.dtype) * self.scales_K1
+
+    def write(self, values_KB: Tensor, *, is_root: bool) -> None:
+        """Store values: as the nearest ones of the code, but those above 0 as no root of 0."""
+        if self.scales_K1 is None or self.book is None:
+            self.values_KB.copy_(values_KB)
+            return
+        largest_K1 = values_KB.abs().amax(dim=1, keepdim=True)
+        self.scales_K1.copy_(largest_K1)
+        book = self.book.to(values_KB.dtype)
+        edges = (book[1:] + book[:-1]) / 2
+        if is_root:
+            edges[0] = 0
+        shares_KB = values_KB / largest_K1.clamp(min=torch.finfo(values_KB.dtype).tiny)
+        self.values_KB.copy_(torch.bucketize(shares_KB, edges, out_int32=True))
+
+
+def _numbers(group: dict[str, Any], step: int) -> tuple[float, float, float]:
+    """Return the share of a weight that decay keeps, the step size, and the correction of the root."""
+    (beta1, beta2), rate = group["betas"], group["lr"]
+    return 1 - rate * group["weight_decay"], rate / (1 - beta1**step), (1 - beta2**step) ** 0.5
+
+
+def _update_part(
+    weight_KB: Tensor,
+    gradient_KB: Tensor,
+    mean: _Stored,
+    root: _Stored,
+    numbers: tuple[float, ...] | Tensor,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> None:
+    """Update some blocks and their means in place."""
+    kept, size, correction = numbers
+    gradient_KB = gradient_KB.to(_exact(weight_KB.dtype))
+    if not decoupled and weight_decay:
+        gradient_KB = gradient_KB.add(weight_KB, alpha=weight_decay)
+    mean_KB = mean.read().lerp_(gradient_KB, 1 - betas[0])
+    root_KB = root.read().square_().mul_(betas[1])
+    root_KB = root_KB.addcmul_(gradient_KB, gradient_KB, value=1 - betas[1]).sqrt_()
+    update_KB = mean_KB / (root_KB / correction).add_(eps)
+    if decoupled:
+        weight_KB.mul_(kept)
+    if isinstance(size, Tensor):
+        weight_KB.sub_((update_KB * size).to(weight_KB.dtype))
+    else:
+        weight_KB.add_(update_KB.to(weight_KB.dtype), alpha=-size)
+    mean.write(mean_KB, is_root=False)
+    root.write(root_KB, is_root=True)
+
+
+def _parts(count: int, *, is_coded: bool) -> Iterator[tuple[slice, int]]:
+    """Yield the parts of `count` values that are updated at once, and the values in each of their rows."""
+    whole = count // BLOCK * BLOCK if is_coded else 0
+    for start in range(0, whole, _CHUNK):
+        yield slice(start, min(whole, start + _CHUNK)), BLOCK
+    if whole < count:
+        yield slice(whole, count), count - whole
 
 
 def _first_state(parameter: nn.Parameter) -> dict[str, Any]:

@@ -9,13 +9,17 @@ arctangent and correct m inside it, which is not the same.)
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import StateDict
 
 from lib.devices.base import send
+from lib.optim import Compiler
+
+_State: TypeAlias = tuple[Tensor, Tensor, Tensor]  # step, mean and square
 
 
 @runtime_checkable
@@ -35,10 +39,19 @@ class AdamATan2(torch.optim.Optimizer):
     """Adam-atan2; groups with "sign" follow p <- (1 - lr wd) p - lr sign(g), the others the module's formula.
 
     The learning rate and the step number are tensors, so that a whole-graph compiler sees one graph.
+    compiler: compiles the update of a group.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        compiler: Compiler | None = None,
+    ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0, "sign": False})
+        self._update = compiler(_update) if compiler else _update
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state; its tensors go to the devices of the parameters."""
@@ -58,26 +71,42 @@ class AdamATan2(torch.optim.Optimizer):
                 continue
             first = parameters[0]
             rate = send(torch.tensor(group["lr"], dtype=_exact(first.dtype)), first.device)
-            kept = 1 - rate * group["weight_decay"]
-            for parameter in parameters:
-                parameter.mul_(kept)
-                if group["sign"]:
-                    parameter.sub_(rate * parameter.grad.sign())
-                else:
-                    parameter.sub_(rate * self._direction(parameter, *group["betas"]))
+            states = [None if group["sign"] else self._state_of(parameter) for parameter in parameters]
+            gradients = [parameter.grad for parameter in parameters]
+            self._update(parameters, gradients, states, rate, group["weight_decay"], group["betas"])
 
-    def _direction(self, parameter: nn.Parameter, beta1: float, beta2: float) -> Tensor:
-        gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None
+    def _state_of(self, parameter: nn.Parameter) -> _State:
+        state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=_exact(parameter.dtype), device=parameter.device)
             state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        step, mean, square = state["step"], state["mean"], state["square"]
-        step += 1
-        mean.lerp_(gradient, 1 - beta1)
-        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        root = (square / (1 - beta2**step)).sqrt_()
-        return torch.atan2(mean, root).div_(1 - beta1**step)
+        return state["step"], state["mean"], state["square"]
+
+
+def _update(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[_State | None],
+    rate: Tensor,
+    weight_decay: float,
+    betas: tuple[float, float],
+) -> None:
+    """Update `parameters` and their states in place. states: None for those that follow the sign."""
+    kept = 1 - rate * weight_decay
+    for parameter, gradient, state in zip(parameters, gradients, states, strict=True):
+        parameter.mul_(kept)
+        direction = gradient.sign() if state is None else _direction(gradient, *state, *betas)
+        parameter.sub_(rate * direction)
+
+
+def _direction(
+    gradient: Tensor, step: Tensor, mean: Tensor, square: Tensor, beta1: float, beta2: float
+) -> Tensor:
+    step += 1
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    root = (square / (1 - beta2**step)).sqrt_()
+    return torch.atan2(mean, root).div_(1 - beta1**step)
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:

@@ -11,6 +11,7 @@ from torch import nn
 
 from lib.distributed.fsdp import blocks_of, is_sharded, local_shard, shard_optimizer_state
 from lib.errors import ConfigError
+from lib.optim import Compiler
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # torch's "cuda" includes ROCm
 
@@ -40,6 +41,7 @@ def make_optimizer(
     sign_learning_rate: float | None = None,
     product_dtype: torch.dtype | None = None,
     shard_state: bool = False,
+    compiler: Compiler | None = None,
 ) -> torch.optim.Optimizer:
     """Create an optimizer for the trainable parameters of `model`, which is already on its device.
 
@@ -51,7 +53,8 @@ def make_optimizer(
 
     adam_8bit: of Adam and AdamW, the state is in 8 bits. product_dtype: of Muon's matrix products; None: that
     of the weights. shard_state: each rank keeps the state of some weights, updates them and sends them to the
-    others. Raises ConfigError for Muon and a model that does not name its hidden matrices.
+    others. compiler: of updates without a fused kernel in torch (Adam-atan2, 8 bits, matrices of Muon).
+    Raises ConfigError for Muon and a model that does not name its hidden matrices.
     """
     split = functools.partial(_split_by_depth, model=model, rate=learning_rate, decay=layer_decay)
     if name == "adam_atan2":
@@ -59,7 +62,8 @@ def make_optimizer(
 
         assert adam_beta1 is not None and adam_beta2 is not None
         groups = split(_atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate))
-        return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
+        known: dict[str, Any] = {"betas": (adam_beta1, adam_beta2), "compiler": compiler}
+        return _prepared(AdamATan2(groups, lr=learning_rate, **known), model)
     hidden = _hidden(model) if name == "muon" else []
     groups = split(_groups(model, weight_decay, hidden))
     rule: type[torch.optim.Optimizer] = torch.optim.Adam if name == "adam" else torch.optim.AdamW
@@ -69,20 +73,27 @@ def make_optimizer(
     assert None not in options.values() and None not in options.get("betas", ())
     options["lr"] = learning_rate
     if adam_8bit:
-        return _prepared(_in_8_bits(groups, name, options), model)
+        return _prepared(_in_8_bits(groups, name, options | {"compiler": compiler}), model)
     options["fused"] = _can_fuse(groups, rule)
     optimizer = shard_optimizer_state(groups, rule, options) if shard_state else rule(groups, **options)
     if name == "sgd" and momentum:
         _start_at_rest(local_shard(optimizer))
     if name == "muon":
-        from lib.optim.muon import Muon
-
-        assert isinstance(optimizer, torch.optim.AdamW) and None not in (muon_learning_rate, momentum)
-        own: dict[str, Any] = {"learning_rate": muon_learning_rate, "momentum": momentum}
-        own |= {"nesterov": nesterov, "weight_decay": weight_decay, "product_dtype": product_dtype}
-        optimizer = Muon(hidden, optimizer, **own)
+        own: dict[str, Any] = {"learning_rate": muon_learning_rate, "weight_decay": weight_decay}
+        own |= {"momentum": momentum, "nesterov": nesterov, "product_dtype": product_dtype}
+        optimizer = _with_muon(hidden, optimizer, compiler=compiler, **own)
         optimizer.param_groups[-1:] = split(optimizer.param_groups[-1:])
     return _prepared(optimizer, model)
+
+
+def _with_muon(
+    hidden: list[nn.Parameter], rest: torch.optim.Optimizer, **options: Any
+) -> torch.optim.Optimizer:
+    from lib.optim.muon import Muon
+
+    assert isinstance(rest, torch.optim.AdamW)
+    assert None not in (options["learning_rate"], options["momentum"])
+    return Muon(hidden, rest, **options)
 
 
 def _in_8_bits(groups: list[dict[str, Any]], name: str, options: dict[str, Any]) -> torch.optim.Optimizer:

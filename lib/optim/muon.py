@@ -14,6 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from lib.devices.base import send
+from lib.optim import Compiler
+
 NEWTON_SCHULZ_STEPS = 5
 # Coefficients of x -> a x + b x^3 + c x^5, which maps singular values in (0, 1] to about 0.7 .. 1.2 in
 # five steps: the steepest at zero that does so (Jordan 2024).
@@ -42,6 +45,7 @@ class Muon(torch.optim.Optimizer):
     matrices:      parameters of two dimensions; filters (M, C, H, W) are taken as (M, C H W).
     rest:          an AdamW over the other parameters, which this object takes over.
     product_dtype: of the matrix products of `orthogonal`; None: that of the gradient.
+    compiler:      compiles the update of the matrices; that of AdamW is one kernel as it is.
     """
 
     def __init__(
@@ -54,9 +58,11 @@ class Muon(torch.optim.Optimizer):
         momentum: float,
         nesterov: bool,
         product_dtype: torch.dtype | None,
+        compiler: Compiler | None = None,
     ) -> None:
         assert all(matrix.dim() >= 2 for matrix in matrices), "Muon is for matrices"
         self._rest, self._product_dtype = rest, product_dtype
+        self._update, self._compiled = compiler(_update) if compiler else _update, compiler is not None
         hidden = {
             "params": list(matrices),
             "lr": learning_rate,
@@ -88,15 +94,37 @@ class Muon(torch.optim.Optimizer):
             if not self.state[matrix]:
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
         buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
-        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        updates = buffers
-        if group["nesterov"]:
-            updates = list(torch._foreach_lerp(gradients, buffers, group["momentum"]))
-        flat = orthogonal_all([update.flatten(1) for update in updates], dtype=self._product_dtype)
-        torch._foreach_mul_(flat, [math.sqrt(max(1.0, u.shape[0] / u.shape[1])) for u in flat])
-        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        updates = [u.reshape(matrix.shape) for u, matrix in zip(flat, matrices, strict=True)]
-        torch._foreach_add_(matrices, updates, alpha=-group["lr"])
+        rate = group["lr"]
+        if self._compiled:  # a number would be part of the program
+            rate = send(torch.tensor(rate, dtype=torch.float32), matrices[0].device)
+        options = {name: group[name] for name in ("weight_decay", "momentum", "nesterov")}
+        self._update(matrices, gradients, buffers, rate, dtype=self._product_dtype, **options)
+
+
+def _update(
+    matrices: list[Tensor],
+    gradients: list[Tensor],
+    buffers: list[Tensor],
+    rate: float | Tensor,
+    *,
+    dtype: torch.dtype | None,
+    weight_decay: float,
+    momentum: float,
+    nesterov: bool,
+) -> None:
+    """Update `matrices` and their momentum in place."""
+    torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+    updates = buffers
+    if nesterov:
+        updates = list(torch._foreach_lerp(gradients, buffers, momentum))
+    flat = orthogonal_all([update.flatten(1) for update in updates], dtype=dtype)
+    torch._foreach_mul_(flat, [math.sqrt(max(1.0, u.shape[0] / u.shape[1])) for u in flat])
+    torch._foreach_mul_(matrices, 1 - rate * weight_decay)
+    updates = [u.reshape(matrix.shape) for u, matrix in zip(flat, matrices, strict=True)]
+    if isinstance(rate, Tensor):
+        torch._foreach_sub_(matrices, torch._foreach_mul(updates, rate))
+    else:
+        torch._foreach_add_(matrices, updates, alpha=-rate)
 
 
 def orthogonal_all(matrices: Sequence[Tensor], *, dtype: torch.dtype | None) -> list[Tensor]:

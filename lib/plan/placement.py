@@ -216,3 +216,13 @@ def of_all_nodes(own: Hardware, *, processes: int, world: int) -> Hardware:
         device = min(own.devices[:processes], key=lambda each: each.free_bytes)
         devices, cpus = (device,) * world, own.cpu_count
     return replace(own, devices=devices, cpu_count=cpus, of_all_nodes=True, per_node=processes)
+
+
+def grows_with_devices(config: ConfigView) -> str:
+    """Return the option by which the effective batch grows with the number of devices; "" where none does."""
+    if config.elastic_scale_batch:
+        return "CONFIG_ELASTIC_SCALE_BATCH=y"
+    if config.hyper_param == "auto":
+        return "CONFIG_BATCH_TABLE_STRICT=y" if config.batch_table_strict else ""
+    by_hand = config.gradient_accumulation
+    return f"CONFIG_GRADIENT_ACCUMULATION={by_hand}" if by_hand else ""

@@ -9,7 +9,7 @@ from lib.plan.fitting import MemoryEstimator, Split, StepSettings, split_evenly
 from lib.plan.numerics import choose_channels_last, choose_compile, choose_precision
 from lib.plan.placement import place
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
-from lib.plan.types import OWN_MEMORY, ConfigView, Hardware, Layout, ModelFacts, Plan
+from lib.plan.types import OWN_MEMORY, CompilePart, ConfigView, Decision, Hardware, Layout, ModelFacts, Plan
 
 if TYPE_CHECKING:
     from lib.plan.probe_search import Probed
@@ -51,6 +51,7 @@ def plan(
     if context.step.compile and not step.compile:
         parts = "a model in stages" if layout.strategy == "pipeline" else "sharded parameters"
         compiled = f"not with {parts} ({layout.strategy}); else: {compiled}"
+    compile_parts = _compile_parts(context, is_compiled=step.compile)
     each = layout.devices_per_process
     groups = "" if each == 1 else f"; each process has {each} of them"
     reasons = {
@@ -61,6 +62,7 @@ def plan(
         "precision": choose_precision(config, placement, hardware).reason,
         "channels_last": choose_channels_last(config, placement).reason,
         "compile": compiled,
+        "compile_parts": compile_parts.reason,
     }
     return Plan(
         device=step.device,
@@ -77,9 +79,18 @@ def plan(
         precision=step.precision,
         channels_last=step.channels_last,
         compile=step.compile,
+        compile_parts=compile_parts.value,
         memory=chosen.memory,
         reasons=reasons,
     )
+
+
+def _compile_parts(context: SizingContext, *, is_compiled: bool) -> Decision[tuple[CompilePart, ...]]:
+    if not is_compiled:
+        return Decision((), "nothing is compiled")
+    from lib.plan.compile_parts import choose_parts
+
+    return choose_parts(context.config, context.facts)
 
 
 def compare_strategies(

@@ -28,7 +28,7 @@ SHORT_SECONDS = 5e-3  # where strategies are compared: hundreds of kernels at so
 
 # Seconds of the host for one operator of a step, from Python to the launch. Eager: PyTorch's layers take 5 to
 # 25 us (https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html). Compiled: our
-# assumption is half, because operators share kernels, but neither reading a batch nor the update is compiled.
+# assumption is half, because operators share kernels, but reading a batch and most updates are not compiled.
 LAUNCH_SECONDS = {False: (5e-6, 25e-6), True: (2.5e-6, 12.5e-6)}  # by whether the model is compiled
 
 

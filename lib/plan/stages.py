@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from lib.config import Config
 from lib.errors import PlanError
 from lib.plan.fitting import divisors
-from lib.plan.placement import Placement
+from lib.plan.placement import Placement, grows_with_devices
 from lib.plan.roofline import StepWork
 from lib.plan.sharding import ELEMENT_BYTES, Exchange, Links
 from lib.plan.types import (
@@ -21,7 +21,6 @@ from lib.plan.types import (
     Layout,
     ModelFacts,
     StageFacts,
-    grows_with_devices,
     least_effective_batch,
 )
 

@@ -16,6 +16,8 @@ DeviceName: TypeAlias = Literal["auto", "cuda", "mps", "cpu"]
 Strategy: TypeAlias = Literal[
     "single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "pipeline", "split", "sequential"
 ]
+# Parts of a step that torch.compile compiles: the model, the training loss in its graph, and the update.
+CompilePart: TypeAlias = Literal["model", "loss", "update"]
 
 T = TypeVar("T")
 
@@ -238,6 +240,7 @@ class ModelFacts:
     branches: tuple[Branch, Branch] | None = None
     layers: str = ""  # what was converted, of a model with layers of other packages; "" for nothing
     inexact: tuple[str, ...] = ()  # modules whose results depend on the split into micro-batches
+    loss_apart: str | None = None  # why the training loss is not compiled with the model; "" where it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +303,7 @@ class Plan:
     precision: Precision
     channels_last: bool
     compile: bool
+    compile_parts: tuple[CompilePart, ...]  # () where nothing is compiled
     memory: Memory | None  # of one device; None where it was not predicted
     reasons: Mapping[str, str]  # one sentence for each of the fields above
 
@@ -366,7 +370,12 @@ class Plan:
             why = {"branch_devices": "all there was in the version that made this plan"}
             pair = (1, 1) if data["strategy"] == "split" else ()
             data = {**data, "branch_devices": pair, "reasons": {**data["reasons"], **why}}
-        return cls(**{**data, "memory": memory, "branch_devices": tuple(data["branch_devices"])})
+        if "compile_parts" not in data:  # stored by a version that compiled the model only
+            why = {"compile_parts": "all there was in the version that made this plan"}
+            parts = ("model",) if data["compile"] else ()
+            data = {**data, "compile_parts": parts, "reasons": {**data["reasons"], **why}}
+        lists = {name: tuple(data[name]) for name in ("branch_devices", "compile_parts")}
+        return cls(**{**data, "memory": memory, **lists})
 
 
 def fixed_plan(reason: str, *, micro_batch: int, accumulation: int = 1, **given: Any) -> Plan:
@@ -377,6 +386,7 @@ def fixed_plan(reason: str, *, micro_batch: int, accumulation: int = 1, **given:
     batch |= {"effective_batch": effective, "target": effective, "norm_batch": 0}
     layout = {"world": 1, "strategy": "ddp" if world > 1 else "single", "shard": 1, "branch_devices": ()}
     numerics = {"device": "cpu", "precision": "fp32", "channels_last": False, "compile": False}
+    numerics["compile_parts"] = ("model",) if given.get("compile") else ()
     given = {**batch, **layout, **numerics, "memory": None, **given}
     return Plan(**given, reasons=dict.fromkeys(given, reason))
 
@@ -388,13 +398,3 @@ def least_effective_batch(config: ConfigView) -> int | None:
     if config.batch_table_strict or config.elastic_policy == "latentwire":
         return None
     return config.target or None
-
-
-def grows_with_devices(config: ConfigView) -> str:
-    """Return the option by which the effective batch grows with the number of devices; "" where none does."""
-    if config.elastic_scale_batch:
-        return "CONFIG_ELASTIC_SCALE_BATCH=y"
-    if config.hyper_param == "auto":
-        return "CONFIG_BATCH_TABLE_STRICT=y" if config.batch_table_strict else ""
-    by_hand = config.gradient_accumulation
-    return f"CONFIG_GRADIENT_ACCUMULATION={by_hand}" if by_hand else ""

@@ -17,6 +17,7 @@ from torch import nn
 import models
 from lib import plugin_folders, plugins
 from lib.data.types import TextSpec
+from lib.devices.backend import check_channels_last
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
 from lib.nn.batch_norm import commit_statistics, configure_norm
@@ -37,7 +38,6 @@ from tests.contract.cases import (
     targets_of,
     tiny,
 )
-from train.build import check_channels_last
 
 SCALES = {"resnet18": 2.0, "resnet50": 1.5, "lenet5": 4.0, "gpt2": 1.0}  # of the free-memory table
 TARGETS = {"resnet18": 512, "resnet50": 256, "lenet5": 512, "gpt2": 1024}

@@ -5,6 +5,8 @@ But for models that ask whether their states have settled.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -35,9 +37,9 @@ MARKS = {"lenet5": (), "gpt2": (), "resnet50": pytest.mark.long}
 SETTLING = merged("NO_STATIC_GRAPH")  # the same for models of which no graph could hold a step
 
 
-def job_of(defconfig: str) -> Job:
+def job_of(defconfig: str, **changes: Any) -> Job:
     """Two micro-batches a step, averaged weights, and the optimizer that the configuration has."""
-    config = narrow_config(defconfig).replace(batch_size=16, ema=True, ema_decay=0.9)
+    config = narrow_config(defconfig).replace(batch_size=16, ema=True, ema_decay=0.9, **changes)
     config = config.replace(**getattr(examples().get(config.model), "OWN_OPTIMIZER", {}))
     data = data_of(config)
     return small_job(config, make_plan(config, CPU, data.facts), data, dtype=torch.float32)

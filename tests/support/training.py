@@ -137,6 +137,7 @@ def small_plan(
         "precision": precision,
         "channels_last": False,
         "compile": False,
+        "compile_parts": ("model",) if changes.get("compile") else (),
         "memory": None,
     } | changes
     return Plan(**settings, reasons=dict.fromkeys(settings, "a test wants it"))

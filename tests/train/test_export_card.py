@@ -21,7 +21,7 @@ from lib.data.types import Column, ImageSpec, TableClassSpec, TextClassSpec, Tok
 from train import export_card
 from train.export_graph import Graph
 from train.export_inputs import reading
-from train.tasks.base import Answers
+from train.tasks.answers import Answers
 
 
 def code_of(facts: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy.typing as npt
 import torch
@@ -22,6 +22,7 @@ from lib.plan.types import WITHOUT_DOUBLE, Branch, Plan
 from lib.plugins import MODELS, TASKS
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
+_Training = TypeVar("_Training", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,28 @@ class Sums:
     count: Tensor | int  # number of summands; an int needs no synchronization with the device
     metrics: Mapping[str, Tensor]  # further sums of any shape, without gradient
     rows: tuple[Tensor, ...] = ()  # of an evaluation, for `HasRowFigures`: (N, ...) each, weights last
+
+
+def pure(training: _Training) -> _Training:
+    """Mark a `Task.training` that depends on model and batch alone, so that it is compiled with the model.
+
+    It keeps no state and asks the host for no value of a tensor. A method that overrides it is not marked.
+    """
+    vars(training)["is_pure"] = True
+    return training
+
+
+def loss_apart(task: Task | None, *, iterated: bool) -> str:
+    """Return why the loss of `task` is not compiled with its model; "" where it is.
+
+    task: None for one with a preparation. iterated: the model is compiled by iteration.
+    """
+    if task is None:
+        return "the task trains with frozen models"
+    if iterated:
+        return "the model is compiled by iteration"
+    is_pure = getattr(task.training, "is_pure", False)
+    return "" if is_pure else f"{type(task).__name__}.training is not marked as pure"
 
 
 def count_of(batch: Batch) -> Tensor | int:
@@ -276,32 +299,6 @@ def borrows_naive_loss(config: Config) -> bool:
 
 
 Columns = dict[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Answers of a task from what its model returns: two functions that its task.py may define.
-
-    postprocess: (outputs (N, ...), spec) -> tensor (N, ...) of probabilities, or of numbers in units. Part of
-                 an exported graph.
-    predictions: (spec; keywords class_names and top) -> function of such an array to columns (N,) by name.
-                 top: keep this many classes, 0 for all. Raises ConfigError if there are none of such data.
-    """
-
-    postprocess: Callable[[Tensor, Any], Tensor]
-    predictions: Callable[..., Callable[[npt.NDArray[Any]], Columns]]
-
-
-def answers_of(config: Config) -> Answers:
-    """Return what the configured task defines. Raises ConfigError if it does not."""
-    postprocess, predictions = _optional(config, "postprocess"), _optional(config, "predictions")
-    if postprocess is None or predictions is None:
-        raise ConfigError(
-            f"the task {config.task} of {config.model} has no predictions to write down",
-            why=f"{TASKS.place(config.task)}/task.py does not define postprocess and predictions",
-            todo="make eval and make report show what it does",
-        )
-    return Answers(postprocess, predictions)
 
 
 def figures_of(config: Config, spec: Spec) -> Figures:

@@ -19,6 +19,7 @@ import models
 from lib import plugin_folders
 from lib.config import Config
 from lib.data.types import ImageSpec
+from lib.devices.backend import check_channels_last
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import ModelCode, build_model, place_in_models
@@ -26,7 +27,6 @@ from lib.plan.types import Plan
 from lib.plugins import TASKS
 from scripts.scaffold import TEMPLATES, fill
 from tests.support.training import CPU, random_data, small_config
-from train.build import check_channels_last
 from train.planning import autotune
 from train.planning.autotune import ProbeTarget
 from train.planning.memory_estimate import MemoryTraces

@@ -66,7 +66,7 @@ def test_a_root_is_0_for_no_gradient_alone() -> None:
     rule = Adam8bit([own], **OPTIONS)
     rule.step()
     state, part = rule.state[own], slice(0, SMALLEST)
-    root, mean = rule._read(state, "root", part), rule._read(state, "mean", part)
+    root, mean = (rule._stored(state, name, part, BLOCK).read().view(-1) for name in ("root", "mean"))
     assert root[1] > 0 and root[0] == pytest.approx(0.1) and not root[2:].any()
     assert mean[0] == pytest.approx(0.1) and not mean[1:].any()
 

@@ -23,7 +23,7 @@ from lib.data.types import Spec
 from lib.memory.simulation import simulated
 from lib.nn import IGNORED
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Figures, Forward, Sums, no_logits
+from train.tasks.base import Figures, Forward, Sums, no_logits, pure
 from train.tasks.lm.task import LanguageModel, counted_targets, place_of_loss, postprocess, predictions
 
 __all__ = ["postprocess", "predictions"]  # those of a language model
@@ -57,6 +57,7 @@ def naive_loss(spec: Spec) -> float:
 class Chat(LanguageModel):
     """Cross-entropy of the tokens of answers, summed, so that each of them weighs the same."""
 
+    @pure
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return the loss; the count is on the device."""
         return super().evaluation(forward, batch)

@@ -27,6 +27,7 @@ from train.tasks.base import (
     Sums,
     count_of,
     no_logits,
+    pure,
     requested_metrics,
     weighted_sum,
 )
@@ -144,6 +145,7 @@ class Classify:
             counts = np.bincount(part.sample_targets, minlength=self._classes).clip(min=1)
             self.class_weights = (part.size / (self._classes * counts)).tolist()
 
+    @pure
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return the smoothed loss, and the number of correct predictions as "accuracy".
 

@@ -21,7 +21,7 @@ from lib.nn.cross_entropy import cross_entropy
 from lib.nn.model_code import load_model
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Columns, Figures, Forward, Sums, Task, no_logits, refuse_label_smoothing
+from train.tasks.base import Columns, Figures, Forward, Sums, Task, no_logits, pure, refuse_label_smoothing
 from train.tasks.classify import task as classify
 
 CONTINUED = (TextSpec, ChatSpec)  # texts, whose answers are logits of the next token
@@ -88,6 +88,7 @@ class LanguageModel:
         self._losses = cross_entropy if chunked else _cross_entropy
         self.targets_per_sample = spec.block_size
 
+    @pure
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return the loss. Without weights there are no IGNORED targets: the count is known on the host."""
         if batch.weights is not None:

@@ -25,6 +25,7 @@ from train.tasks.base import (
     Sums,
     count_of,
     no_logits,
+    pure,
     refuse_label_smoothing,
     requested_metrics,
     weighted_sum,
@@ -104,6 +105,7 @@ class MultiLabel:
             ones_K = part.sample_targets.sum(axis=0, dtype=float)
             self.pos_weight = ((part.size - ones_K).clip(min=1) / ones_K.clip(min=1)).tolist()
 
+    @pure
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return the loss."""
         return self._sums(full_precision(forward(batch.inputs)), batch)

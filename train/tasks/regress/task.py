@@ -19,7 +19,16 @@ from lib.data.loader import Batch
 from lib.data.types import Dataset, Spec, TableSpec
 from lib.errors import ConfigError
 from lib.nn.precision import full_precision
-from train.tasks.base import Columns, Figures, Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
+from train.tasks.base import (
+    Columns,
+    Figures,
+    Forward,
+    Sums,
+    count_of,
+    pure,
+    refuse_label_smoothing,
+    weighted_sum,
+)
 
 SELECTS = "MODEL_PREDICTS_ROWS"
 DATA = ("a table with numbers to predict", (TableSpec,))
@@ -89,6 +98,7 @@ class Regress:
         losses["huber"] = partial(F.huber_loss, delta=options.huber_delta)
         self._loss, self._columns = losses[options.loss], spec.targets
 
+    @pure
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return the loss."""
         predicted_NK, targets_NK = self._pairs(forward, batch)

@@ -20,7 +20,7 @@ from lib.devices.base import send
 from lib.nn import IGNORED
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Figures, Forward, Sums, no_logits, refuse_label_smoothing
+from train.tasks.base import Figures, Forward, Sums, no_logits, pure, refuse_label_smoothing
 
 DATA = ("texts with a tag for each word", (TokenTagSpec,))
 _ENTITIES = ("entities_right", "entities_predicted", "entities_actual")
@@ -66,6 +66,7 @@ class Tag:
         self._kinds = [0 if tag == "O" else 1 + kinds.index(tag[2:]) for tag in spec.tags]  # of each tag
         self._begins = [tag.startswith("B-") for tag in spec.tags]
 
+    @pure
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return the loss, and the number of right tags as "accuracy"."""
         return self._sums(full_precision(forward(batch.inputs)), batch)
