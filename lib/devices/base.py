@@ -37,7 +37,8 @@ PINNED = {"cuda"}  # types of devices that copy from pinned main memory beside t
 def send(value: Tensor | npt.NDArray[Any] | float, device: torch.device) -> Tensor:
     """Copy `value` from main memory to `device`, to a GPU without waiting. What is there stays."""
     tensor = torch.as_tensor(value)
-    pinned = device.type in PINNED and tensor.device.type == "cpu"
+    # In a compiled graph it is a constant, which cannot be pinned.
+    pinned = device.type in PINNED and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
     return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=pinned)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lib.devices import backend
+from lib.devices import backend, base
 from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.nn.compile import compiled
@@ -160,6 +160,26 @@ def test_memory_that_runs_out_while_compiling_is_left_to_the_loop(
     with pytest.raises(RuntimeError) as caught:
         compiling(torch.OutOfMemoryError("CUDA out of memory"))(torch.zeros(1, 1))
     assert backend.is_out_of_memory(caught.value)
+
+
+@pytest.mark.slow
+def test_a_compiled_graph_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a constant of the graph cannot be pinned; by itself it is."""
+    pinned: list[Tensor] = []
+
+    def pin(tensor: Tensor) -> Tensor:
+        pinned.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(base, "PINNED", {"cpu"})
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+
+    def weighted(values: Tensor) -> Tensor:
+        return values * base.send(torch.tensor([1.0, 2.0]), values.device)
+
+    found = torch.compile(weighted, backend="eager", fullgraph=True)(torch.ones(2))
+    assert found.tolist() == [1.0, 2.0] and pinned == []
+    assert weighted(torch.ones(2)).tolist() == [1.0, 2.0] and len(pinned) == 1
 
 
 @pytest.mark.long
