@@ -314,6 +314,8 @@ class Plan:
         adds_up = whole and self.shares[0] == largest
         if not adds_up or self.accumulation < 1 or not 1 <= self.last_micro_batch <= self.micro_batch:
             raise ValueError("micro-batches do not add up")
+        if self.compile_parts and not self.compile:
+            raise ValueError("parts of a step are compiled, and it is not")
         missing = {field.name for field in fields(self)} - {"reasons"} - set(self.reasons)
         if missing:
             raise ValueError(f"no reason given for {sorted(missing)}")
@@ -362,18 +364,15 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Make a plan from `to_json` data. Raises KeyError, TypeError or ValueError for anything else."""
         memory = Memory(**data["memory"]) if data["memory"] is not None else None
+        earlier: dict[str, Any] = {}
         if "strategy" not in data:  # stored by a version that knew only ddp
-            strategy = "ddp" if data["world"] > 1 else "single"
-            why = dict.fromkeys(("strategy", "shard"), "all there was in the version that made this plan")
-            data = {**data, "strategy": strategy, "shard": 1, "reasons": {**data["reasons"], **why}}
-        if "branch_devices" not in data:  # stored by a version that split over two devices only
-            why = {"branch_devices": "all there was in the version that made this plan"}
-            pair = (1, 1) if data["strategy"] == "split" else ()
-            data = {**data, "branch_devices": pair, "reasons": {**data["reasons"], **why}}
-        if "compile_parts" not in data:  # stored by a version that compiled the model only
-            why = {"compile_parts": "all there was in the version that made this plan"}
-            parts = ("model",) if data["compile"] else ()
-            data = {**data, "compile_parts": parts, "reasons": {**data["reasons"], **why}}
+            earlier = {"strategy": "ddp" if data["world"] > 1 else "single", "shard": 1}
+        if "branch_devices" not in data:  # that split over two devices only
+            earlier["branch_devices"] = (1, 1) if data.get("strategy") == "split" else ()
+        if "compile_parts" not in data:  # that compiled the model only
+            earlier["compile_parts"] = ("model",) if data["compile"] else ()
+        why = dict.fromkeys(earlier, "all there was in the version that made this plan")
+        data = {**data, **earlier, "reasons": {**data["reasons"], **why}}
         lists = {name: tuple(data[name]) for name in ("branch_devices", "compile_parts")}
         return cls(**{**data, "memory": memory, **lists})
 

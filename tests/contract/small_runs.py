@@ -159,7 +159,8 @@ def plan_here(
     if free_bytes is not None:
         devices = (dataclasses.replace(hardware.devices[0], free_bytes=free_bytes),)
         hardware = dataclasses.replace(hardware, devices=devices)
-    return dataclasses.replace(plan, device="cpu", compile=False, precision="fp32"), hardware
+    eager: dict[str, Any] = {"compile": False, "compile_parts": ()}
+    return dataclasses.replace(plan, device="cpu", precision="fp32", **eager), hardware
 
 
 def job_of(place: DataLocation, config: Config, *, free_bytes: int | None = None) -> tuple[Job, Remembering]:

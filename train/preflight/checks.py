@@ -97,6 +97,7 @@ def small_plan(plan: Plan, micro_batches: Sequence[int], *, world: int, device: 
         target=effective,
         norm_batch=GROUP if plan.norm_batch else 0,
         compile=False,
+        compile_parts=(),
         memory=None,
         **own,
     )

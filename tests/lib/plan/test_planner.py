@@ -366,3 +366,10 @@ def test_what_each_node_has_set_is_not_the_reason_for_the_processes_of_all(hardw
         place = dataclasses.replace(hardware, of_all_nodes=of_all)
         found = planned("lenet5", place, num_devices=2).reasons["world"]
         assert found.startswith(reason) and ("CONFIG_" in found) != of_all
+
+
+def test_what_is_not_compiled_has_no_compiled_parts() -> None:
+    compiled = fixed_plan("of this test", micro_batch=1, compile=True)
+    with pytest.raises(ValueError, match="parts of a step are compiled"):
+        dataclasses.replace(compiled, compile=False)
+    assert not dataclasses.replace(compiled, compile=False, compile_parts=()).compile_parts
