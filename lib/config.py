@@ -143,6 +143,20 @@ class AugmentOptions:
     augment_cutmix_alpha: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """Settings of torch.compile."""
+
+    compile: Literal["auto", "manual"]
+    compile_model: bool
+    cuda_graphs: bool
+
+    @property
+    def by_hand(self) -> bool | None:
+        """Return whether to compile the model; None where the plan chooses."""
+        return None if self.compile == "auto" else self.compile_model
+
+
 GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Config itself
     "optim": OptimOptions,
     "lr_schedule": LrScheduleOptions,
@@ -152,6 +166,7 @@ GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Conf
     "sinks": SinkOptions,
     "evaluation": EvaluationOptions,
     "augmentation": AugmentOptions,
+    "compilation": CompileOptions,
 }
 
 
@@ -202,8 +217,7 @@ class Config:
     batch_table_strict: bool
     norm_batch: int | None
     norm_momentum: float | None
-    compile: Literal["auto", "manual"]
-    compile_model: bool
+    compilation: CompileOptions
     precision: Literal["auto", "bf16", "fp16", "fp32"]
     channels_last: bool
     device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from lib.config import Config
+from lib.config import CompileOptions, Config
 from lib.devices.probe import probe
 from lib.errors import ConfigError
 from lib.plan import plan
@@ -24,8 +24,6 @@ from lib.plan.types import (
     STATIC_SHAPES,
     Decision,
     Device,
-    DeviceName,
-    ForeignConfig,
     Hardware,
     Kind,
     ModelFacts,
@@ -34,6 +32,7 @@ from lib.plan.types import (
 from lib.units import GB
 
 if TYPE_CHECKING:
+    from lib.plan.foreign_config import DeviceName, ForeignConfig
     from lib.plan.probe_search import Probed
 
 GpuInfo: TypeAlias = Mapping[str, Any]
@@ -83,7 +82,7 @@ def auto_detect_hyperparams(
     if target_effective_batch is not None:
         requested = replace(requested, target_effective_batch=target_effective_batch)
     hardware = _hardware(requested, gpu_info=gpu_info)
-    decided = plan(requested, hardware, _facts(requested), even=isinstance(requested, ForeignConfig))
+    decided = plan(requested, hardware, _facts(requested), even=not isinstance(requested, Config))
     return {
         "batch_size": decided.micro_batch,
         "gradient_accumulation": decided.accumulation,
@@ -137,7 +136,7 @@ def apply_hyperparams(
         requested,
         hardware,
         facts or _facts(requested),
-        even=isinstance(requested, ForeignConfig),
+        even=not isinstance(requested, Config),
         predict=predict,
         probed=probed,
     )
@@ -145,7 +144,7 @@ def apply_hyperparams(
         rationale = _rationale(decided, requested.model, placement=place(requested, hardware))
         print(f"Hyperparams: {requested.hyper_param.upper()} mode - {rationale}")
         print(_compile_line(Decision(decided.compile, decided.reasons["compile"])))
-    if isinstance(requested, ForeignConfig):
+    if not isinstance(requested, Config):
         target: Any = config
         target.BATCH_SIZE = decided.micro_batch
         target.GRADIENT_ACCUMULATION = decided.accumulation
@@ -159,7 +158,10 @@ def _requested(config: object, *, model_type: str) -> Config | ForeignConfig:
     if model_type not in MODELS:
         todo = f"known are {', '.join(sorted(MODELS))}"
         raise ConfigError(f"model_type {model_type!r} is not in the table", todo=todo)
+    from lib.plan.foreign_config import ForeignConfig  # a run has a configuration of the toolkit
+
     row = MODELS[model_type]
+    by_hand = _truth(config, "COMPILE_MODEL")
     return ForeignConfig(
         model=model_type,
         table_scale=row.scale,
@@ -170,8 +172,9 @@ def _requested(config: object, *, model_type: str) -> Config | ForeignConfig:
         gradient_accumulation=_integer(config, "GRADIENT_ACCUMULATION"),
         batch_table_strict=_truth(config, "BATCH_TABLE_STRICT"),
         norm_batch=_integer(config, "NORM_BATCH"),
-        compile=_either(config, "COMPILE"),
-        compile_model=_truth(config, "COMPILE_MODEL"),
+        compilation=CompileOptions(
+            compile=_either(config, "COMPILE"), compile_model=by_hand, cuda_graphs=False
+        ),
         device=_device(config),
         num_devices=_integer(config, "NUM_DEVICES") or 0,
     )

@@ -84,6 +84,7 @@ def make_job(
         model=model,
         wrapped=wrapped,
         forward=_forward(plan, model, wrapped),
+        replayed=_replayed(plan, wrapped),
         keeping=_keeping(config, plan, model),
         reseeds=bool(data.facts.inexact),
         dropouts=dropouts(model),
@@ -253,6 +254,14 @@ def _forward(plan: Plan, model: nn.Module, wrapped: nn.Module) -> Forward:
     from lib.nn.compile import compiled_forward
 
     return compiled_forward(model, wrapped)
+
+
+def _replayed(plan: Plan, wrapped: nn.Module) -> Forward | None:
+    if not plan.cuda_graphs:
+        return None
+    from lib.nn.compile import replayed
+
+    return replayed(wrapped)
 
 
 def _keeping(config: Config, plan: Plan, model: nn.Module) -> contextlib.AbstractContextManager[Any]:

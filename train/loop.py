@@ -185,7 +185,8 @@ def accumulate_gradients(job: Job, progress: Progress) -> Generator[Sums, None, 
         if job.dropouts or job.reseeds:
             keyed = progress.step * plan.effective_batch + row
             known: dict[str, Any] = {"seed": job.config.seed, "first": keyed, "reseeds": job.reseeds}
-            key_samples(job.dropouts, count=len(batch.inputs), device=backend.device, **known)
+            known |= {"device": backend.device, "in_place": plan.cuda_graphs}
+            key_samples(job.dropouts, count=len(batch.inputs), **known)
         if job.carry is not None:
             job.carry.seek(step=progress.step, first=row, offset=offset, count=size, rows=len(batch.inputs))
         if plan.norm_batch and batch.weights is not None:
@@ -199,15 +200,17 @@ def accumulate_gradients(job: Job, progress: Progress) -> Generator[Sums, None, 
         if not last:  # the update belongs to the last one's graph
             backend.mark_step()
         yield sums
-    for dropout in job.dropouts:  # a step leaves gradients and sums behind, and nothing else
-        dropout.sample_keys = None
+    if not plan.cuda_graphs:  # which find the keys of all steps in one place
+        for dropout in job.dropouts:  # a step leaves gradients and sums behind, and nothing else
+            dropout.sample_keys = None
 
 
 def _training_sums(job: Job, batch: Batch) -> Sums:
     if "loss" not in job.plan.compile_parts:
         return job.task.training(job.forward, batch)
-    sums: Sums = job.forward(batch=(batch.inputs, batch.targets, batch.weights, batch.mixed))
-    return sums
+    # Not by graphs after a plan with smaller micro-batches, whose gradients are accumulated.
+    forward = job.replayed if job.plan.cuda_graphs and job.replayed is not None else job.forward
+    return Sums(*forward(batch=(batch.inputs, batch.targets, batch.weights, batch.mixed)))
 
 
 def _nominal_count(job: Job) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from lib.devices.backend import is_out_of_memory
 from lib.errors import ToolkitError
@@ -29,16 +30,34 @@ def compiled_forward(model: nn.Module, wrapped: nn.Module) -> Callable[..., Any]
     return wrapped
 
 
-def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
+def replayed(model: nn.Module) -> Callable[..., Any]:
+    """Compile `model` to CUDA graphs, with results that the next call does not overwrite.
+
+    It overwrites the gradients of the one before, and has to find parameters, buffers and tensors that are
+    attributes of modules at the same addresses.
+    """
+    forward = compiled(model, options={"triton.cudagraphs": True})
+
+    def own(*arguments: Any, **named: Any) -> Any:
+        # So that the graph of the first step serves for all.
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        return tree_map_only(torch.Tensor, torch.clone, forward(*arguments, **named))
+
+    return own
+
+
+def compiled(model: Callable[..., Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
     """Compile `model` by torch.compile with fixed shapes (the planner plans a single micro-batch size).
 
-    Compilation happens in the first call, which raises ToolkitError if it fails.
+    options: of Inductor. Compilation happens in the first call, which raises ToolkitError if it fails.
     """
     backend: Any = "inductor"
     if simulated():
         from lib.memory.compiled import simulated_inductor as backend  # slow import
+
+        options = None
     try:
-        forward = torch.compile(model, dynamic=False, backend=backend)
+        forward = torch.compile(model, dynamic=False, backend=backend, options=options)
     except RuntimeError as error:
         raise _compile_error(error) from error
     # Imported here because it loads the compiler, which takes a second.
@@ -46,7 +65,7 @@ def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
 
     def guarded(*arguments: Any, **named: Any) -> Any:
         try:
-            return forward(*arguments, **named)
+            return tree_map_only(torch.Tensor, torch.clone, forward(*arguments, **named))
         except TorchDynamoException as error:
             if is_out_of_memory(error):
                 raise

@@ -116,10 +116,12 @@ def key_samples(
     count: int,
     device: torch.device,
     reseeds: bool = False,
+    in_place: bool = False,
 ) -> None:
     """Set the samples of the next training forward pass: `count` of the stream from number `first`.
 
     reseeds: seed torch's generator by the first sample, too, for layers that draw from it.
+    in_place: the keys are where those of the pass before were, as CUDA graphs need them.
     """
     if reseeds:
         torch.manual_seed(key("layers", seed, first))
@@ -128,5 +130,8 @@ def key_samples(
     # `first` as a tensor, because a Python number would give every step another graph.
     samples = torch.arange(count, device=device) + send(first, device)
     keys = mix(samples ^ key("dropout", seed))
+    held = modules[0].sample_keys
+    if in_place and held is not None and held.shape == keys.shape:
+        keys = held.copy_(keys)
     for module in modules:
         module.sample_keys = keys

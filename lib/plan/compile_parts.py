@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lib.plan.types import CompilePart, ConfigView, Decision, ModelFacts
+from collections.abc import Sequence
+
+from lib.plan.types import CompilePart, ConfigView, Decision, Kind, ModelFacts
 
 # Rules of an update, by CONFIG_OPTIMIZER, that are compiled; others have a fused kernel in torch.
 _RULES = {"muon": "Muon's update of matrices", "adam_atan2": "Adam-atan2's update"}
@@ -14,6 +16,37 @@ def choose_parts(config: ConfigView, facts: ModelFacts) -> Decision[tuple[Compil
     with_update, why_update = _update(config)
     chosen: dict[CompilePart, bool] = {"model": True, "loss": with_loss, "update": with_update}
     return Decision(tuple(part for part, yes in chosen.items() if yes), f"{why_loss}; {why_update}")
+
+
+def choose_graphs(
+    config: ConfigView,
+    facts: ModelFacts,
+    parts: Sequence[CompilePart],
+    *,
+    device: Kind,
+    world: int,
+    accumulation: int,
+) -> Decision[bool]:
+    """Choose whether the model and its loss run as CUDA graphs, which replay kernels on the same addresses.
+
+    A replay overwrites what the one before returned, such as gradients that are still accumulated.
+    """
+    if not config.compilation.cuda_graphs:
+        return Decision(False, "CONFIG_CUDA_GRAPHS=n")
+    obstacles = {
+        "only NVIDIA GPUs have them": device != "cuda",
+        "nothing is compiled": not parts,
+        "gradients are averaged over devices": world > 1,
+        f"gradients of {accumulation} micro-batches are accumulated": accumulation > 1,
+        "the loss is not compiled with the model": "loss" not in parts,
+        f"{', '.join(facts.inexact)} draw random numbers": bool(facts.inexact),
+        "activations are offloaded": config.activation_offload,
+    }
+    why = next((name for name, is_there in obstacles.items() if is_there), "")
+    if why:
+        return Decision(False, f"NOTE: CONFIG_CUDA_GRAPHS=y has no effect: {why}")
+    unknown = "not run on a GPU; memory and times are planned without them"
+    return Decision(True, f"set by hand; EXPERIMENTAL: {unknown}")
 
 
 def _loss(facts: ModelFacts) -> tuple[bool, str]:

@@ -21,15 +21,15 @@ def choose_compile(config: ConfigView, placement: Placement) -> Decision[bool]:
     too_old = placement.capability is not None and placement.capability < COMPILE_CAPABILITY
     if placement.device.value in STATIC_SHAPES:
         return _no_compile_on_xla(config, placement)
-    if config.compile == "manual":
-        if config.compile_model and too_old:
+    if (is_on := config.compilation.by_hand) is not None:
+        if is_on and too_old:
             raise PlanError(
                 f"CONFIG_COMPILE_MODEL=y is not possible on {placement.name}",
                 why=f"torch.compile needs compute capability {_dotted(COMPILE_CAPABILITY)}",
                 todo="set CONFIG_COMPILE_AUTO=y",
             )
-        warning = f"; NOTE: in spite of {denied}" if denied and config.compile_model else ""
-        return Decision(config.compile_model, f"set by hand{warning}")
+        warning = f"; NOTE: in spite of {denied}" if denied and is_on else ""
+        return Decision(is_on, f"set by hand{warning}")
     if placement.device.value == "cpu":
         why = "CPU: compiling costs a short run more than it saves; CONFIG_COMPILE_MANUAL=y allows it"
         return Decision(False, why)
@@ -111,7 +111,7 @@ def _cuda_precision(capability: tuple[int, int] | None) -> Decision[Precision]:
 def _no_compile_on_xla(config: ConfigView, placement: Placement) -> Decision[bool]:
     own = placement.device.value == "xla"
     why = "XLA compiles whole steps by itself" if own else "torch_tpu's compiler was never tried here"
-    if config.compile == "manual" and config.compile_model:
+    if config.compilation.by_hand:
         what = f"CONFIG_COMPILE_MODEL=y is not possible on {placement.name}"
         raise PlanError(what, why=why, todo="set CONFIG_COMPILE_AUTO=y")
     return Decision(False, why)

@@ -51,7 +51,7 @@ def plan(
     if context.step.compile and not step.compile:
         parts = "a model in stages" if layout.strategy == "pipeline" else "sharded parameters"
         compiled = f"not with {parts} ({layout.strategy}); else: {compiled}"
-    compile_parts = _compile_parts(context, is_compiled=step.compile)
+    compile_parts, cuda_graphs = _compilation(context, step, layout, split)
     each = layout.devices_per_process
     groups = "" if each == 1 else f"; each process has {each} of them"
     reasons = {
@@ -63,6 +63,7 @@ def plan(
         "channels_last": choose_channels_last(config, placement).reason,
         "compile": compiled,
         "compile_parts": compile_parts.reason,
+        "cuda_graphs": cuda_graphs.reason,
     }
     return Plan(
         device=step.device,
@@ -80,17 +81,27 @@ def plan(
         channels_last=step.channels_last,
         compile=step.compile,
         compile_parts=compile_parts.value,
+        cuda_graphs=cuda_graphs.value,
         memory=chosen.memory,
         reasons=reasons,
     )
 
 
-def _compile_parts(context: SizingContext, *, is_compiled: bool) -> Decision[tuple[CompilePart, ...]]:
-    if not is_compiled:
-        return Decision((), "nothing is compiled")
-    from lib.plan.compile_parts import choose_parts
+def _compilation(
+    context: SizingContext, step: StepSettings, layout: Layout, split: Split
+) -> tuple[Decision[tuple[CompilePart, ...]], Decision[bool]]:
+    """Choose the parts of a step that are compiled, and whether they run as CUDA graphs."""
+    config, facts = context.config, context.facts
+    nothing = "nothing is compiled"
+    parts: Decision[tuple[CompilePart, ...]] = Decision((), nothing)
+    if not step.compile and not config.compilation.cuda_graphs:
+        return parts, Decision(False, nothing)
+    from lib.plan.compile_parts import choose_graphs, choose_parts
 
-    return choose_parts(context.config, context.facts)
+    if step.compile:
+        parts = choose_parts(config, facts)
+    devices = {"world": layout.world, "accumulation": split.accumulation}
+    return parts, choose_graphs(config, facts, parts.value, device=step.device, **devices)
 
 
 def compare_strategies(
@@ -189,4 +200,6 @@ def with_smaller_micro_batch(plan: Plan) -> Plan | None:
         "last_micro_batch": "all are of one size" if last == size else "what remains",
         "memory": "less than at the micro-batch at which it ran out",
     }
-    return replace(plan, **asdict(split), memory=None, reasons=reasons)
+    if plan.cuda_graphs:
+        reasons["cuda_graphs"] = "NOTE: not with gradient accumulation"
+    return replace(plan, **asdict(split), memory=None, cuda_graphs=False, reasons=reasons)

@@ -206,8 +206,7 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     whole = facts.has_batchnorm and not config.norm_batch
     yield whole, "plain batch normalisation needs whole replicas", norm_batch_remedy(config)
     yield () in shapes, "a weight without dimensions cannot be sharded", "a model whose weights have some"
-    compiles = config.compile == "manual" and config.compile_model
-    yield compiles, "compiled models are not sharded", "CONFIG_COMPILE_MODEL=n"
+    yield bool(config.compilation.by_hand), "compiled models are not sharded", "CONFIG_COMPILE_MODEL=n"
 
 
 def _obstacles_to_branches(context: SizingContext) -> Iterator[tuple[bool, str, str]]:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from lib.config import Config
+if TYPE_CHECKING:
+    from lib.config import Config
+    from lib.plan.foreign_config import ForeignConfig
 
 Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps", "xla", "tpu"]
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
-DeviceName: TypeAlias = Literal["auto", "cuda", "mps", "cpu"]
 Strategy: TypeAlias = Literal[
     "single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "pipeline", "split", "sequential"
 ]
@@ -44,44 +45,7 @@ class Decision(Generic[T]):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignConfig:
-    """Fields of Config that a plan depends on, taken from an object that is no Config."""
-
-    model: str
-    table_scale: float | None
-    recommended_target: int
-    target_effective_batch: int
-    hyper_param: Literal["auto", "manual"]
-    auto_method: Literal["table"] = "table"  # a foreign object has no model whose memory could be predicted
-    elastic_policy: Literal["planner"] = "planner"
-    elastic_base_batch: None = None
-    elastic_target_util: None = None
-    elastic_scale_batch: bool = False
-    batch_size: int | None
-    gradient_accumulation: int | None
-    batch_table_strict: bool
-    norm_batch: int | None
-    compile: Literal["auto", "manual"]
-    compile_model: bool
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    grad_checkpoint: Literal["none", "blocks", "all"] | None = None
-    channels_last: bool = False
-    activation_offload: bool = False
-    device: DeviceName
-    num_devices: int
-    dist_strategy: Literal["auto"] = "auto"
-    dist_nnodes: str = "1"
-    optimizer: str = ""  # unknown; only strategies that shard weights depend on it
-    adam_8bit: bool = False
-
-    @property
-    def target(self) -> int:
-        """Effective batch to plan for."""
-        return self.target_effective_batch or self.recommended_target
-
-
-ConfigView: TypeAlias = Config | ForeignConfig
+ConfigView: TypeAlias = "Config | ForeignConfig"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +268,7 @@ class Plan:
     channels_last: bool
     compile: bool
     compile_parts: tuple[CompilePart, ...]  # () where nothing is compiled
+    cuda_graphs: bool  # kernels of the model and the loss are launched as CUDA graphs
     memory: Memory | None  # of one device; None where it was not predicted
     reasons: Mapping[str, str]  # one sentence for each of the fields above
 
@@ -316,6 +281,8 @@ class Plan:
             raise ValueError("micro-batches do not add up")
         if self.compile_parts and not self.compile:
             raise ValueError("parts of a step are compiled, and it is not")
+        if self.cuda_graphs and ("loss" not in self.compile_parts or self.world * self.accumulation > 1):
+            raise ValueError("CUDA graphs need one micro-batch on one device, compiled with its loss")
         missing = {field.name for field in fields(self)} - {"reasons"} - set(self.reasons)
         if missing:
             raise ValueError(f"no reason given for {sorted(missing)}")
@@ -371,6 +338,8 @@ class Plan:
             earlier["branch_devices"] = (1, 1) if data.get("strategy") == "split" else ()
         if "compile_parts" not in data:  # that compiled the model only
             earlier["compile_parts"] = ("model",) if data["compile"] else ()
+        if "cuda_graphs" not in data:
+            earlier["cuda_graphs"] = False
         why = dict.fromkeys(earlier, "all there was in the version that made this plan")
         data = {**data, **earlier, "reasons": {**data["reasons"], **why}}
         lists = {name: tuple(data[name]) for name in ("branch_devices", "compile_parts")}
@@ -385,7 +354,7 @@ def fixed_plan(reason: str, *, micro_batch: int, accumulation: int = 1, **given:
     batch |= {"effective_batch": effective, "target": effective, "norm_batch": 0}
     layout = {"world": 1, "strategy": "ddp" if world > 1 else "single", "shard": 1, "branch_devices": ()}
     numerics = {"device": "cpu", "precision": "fp32", "channels_last": False, "compile": False}
-    numerics["compile_parts"] = ("model",) if given.get("compile") else ()
+    numerics |= {"compile_parts": ("model",) if given.get("compile") else (), "cuda_graphs": False}
     given = {**batch, **layout, **numerics, "memory": None, **given}
     return Plan(**given, reasons=dict.fromkeys(given, reason))
 

@@ -119,6 +119,7 @@ class Setting:
     precision: Precision = "bf16"
     accumulation: int = 1
     compile: bool = False
+    cuda_graphs: bool = False
     any_batch: bool = False  # not a multiple of NORM_BATCH: batch normalisation follows the micro-batch
     device: Literal["cuda", "cpu"] = "cuda"
 
@@ -194,6 +195,8 @@ def _config(setting: Setting) -> Config:
         "CONFIG_GRADIENT_ACCUMULATION": str(setting.accumulation),
         "CONFIG_COMPILE_MODEL": "y" if setting.compile else "n",
     }
+    if setting.cuda_graphs:
+        overrides["CONFIG_CUDA_GRAPHS"] = "y"
     if setting.any_batch and case.step > 1:
         overrides["CONFIG_NORM_BATCH"] = "0"
     return config_from_values(kconf.load_written("", root=ROOT, overrides=overrides).values)

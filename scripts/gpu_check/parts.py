@@ -166,8 +166,9 @@ def part_3(bench: Bench) -> None:
         if rates:
             bench.add("throughput_rule", case=case, rates=rates, chosen=smallest_near_best(rates))
     for case in bench.in_time(*CASES):
-        for compiled in (False, True):
-            setting = Setting(case=case, micro_batch=BUSY[case], compile=compiled)
+        for compiled, cuda_graphs in ((False, False), (True, False), (True, True)):
+            own: dict[str, Any] = {"compile": compiled, "cuda_graphs": cuda_graphs}
+            setting = Setting(case=case, micro_batch=BUSY[case], **own)
             answer = bench.ask("measure", setting=setting, timed=True, seconds=COMPILE_SECONDS)
             bench.add("compile", **dataclasses.asdict(setting), **answer)
             estimated = bench.ask("estimate", setting=setting)

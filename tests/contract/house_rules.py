@@ -61,6 +61,7 @@ RUN_DIRECTORY_NAMES = {
 BACKEND_ONLY_IMPORTS = {"torch_xla", "torch_tpu"}
 CONFIG_NAMES = {"config", "cfg", "conf", "requested"}
 OPTION_GROUPS = {
+    "compilation",
     "optim",
     "lr_schedule",
     "checkpoints",
@@ -341,11 +342,11 @@ def config_reads(module: Module) -> set[str]:
     }
 
 
-def own_reads(module: Module, *, class_name: str) -> dict[str, set[str]]:
+def own_reads(module: Module) -> dict[str, set[str]]:
     """For each method of a class, the attributes of self that it reads."""
     found: dict[str, set[str]] = {}
     for node in module.nodes:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
+        if isinstance(node, ast.ClassDef):
             for method in node.body:
                 if isinstance(method, ast.FunctionDef):
                     attributes = (part for part in ast.walk(method) if isinstance(part, ast.Attribute))

@@ -64,11 +64,11 @@ def home_of(module: Module, name: str) -> Module:
 
 
 def unread_fields(modules: list[Module], config: Module, fields: set[str]) -> set[str]:
-    """Fields of Config that no code reads, directly or through a property of Config that is read."""
+    """Fields of Config that no code reads, directly or through a property that is read."""
     outside = {
         name for module in modules if module.path != config.path for name in rules.config_reads(module)
     }
-    through = rules.own_reads(config, class_name="Config")
+    through = rules.own_reads(config)
     read = outside | {name for method, names in through.items() if method in outside for name in names}
     return fields - read
 

@@ -138,6 +138,7 @@ def small_plan(
         "channels_last": False,
         "compile": False,
         "compile_parts": ("model",) if changes.get("compile") else (),
+        "cuda_graphs": False,
         "memory": None,
     } | changes
     return Plan(**settings, reasons=dict.fromkeys(settings, "a test wants it"))

@@ -13,7 +13,7 @@ _Fields: TypeAlias = tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor] 
 
 
 class LossInModel(nn.Module):
-    """`model`, which returns the `Sums` of `Task.training` where it is called with the fields of a batch.
+    """`model`, which returns fields of `Task.training`'s `Sums` where it is called with those of a batch.
 
     DistributedDataParallel wraps it in place of the model, as it would be a break between the two in a graph.
     """
@@ -23,5 +23,8 @@ class LossInModel(nn.Module):
         self.model, self._training = model, task.training
 
     def forward(self, *arguments: Any, batch: _Fields | None = None) -> Any:
-        """Return what the model makes of `arguments`, or the sums of a batch."""
-        return self.model(*arguments) if batch is None else self._training(self.model, Batch(*batch))
+        """Return what the model makes of `arguments`, or loss, count and metrics of a batch."""
+        if batch is None:
+            return self.model(*arguments)
+        sums = self._training(self.model, Batch(*batch))
+        return sums.loss, sums.count, dict(sums.metrics)

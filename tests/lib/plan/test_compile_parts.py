@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from lib.plan.types import Plan
 from tests.lib.plan.test_planner import planned
 
 NO_KERNEL, KERNEL = "is compiled: torch has no fused kernel", "without the update: torch has a fused kernel"
+GRAPHS: dict[str, Any] = {"cuda_graphs": True, "target_effective_batch": 64}
 UPDATES: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": "muon"}, f"Muon's update of matrices {NO_KERNEL}"),
     ({"optimizer": "adam_atan2"}, f"Adam-atan2's update {NO_KERNEL}"),
@@ -54,3 +56,54 @@ def test_a_stored_plan_is_read_with_its_parts_or_those_of_its_version(machine: s
     assert Plan.from_json(stored).compile_parts == decided.compile_parts
     del stored["compile_parts"], stored["reasons"]["compile_parts"]
     assert Plan.from_json(stored).compile_parts == parts
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "why"),
+    [
+        ("a10g", {}, "set by hand; EXPERIMENTAL"),
+        ("a10g", {"cuda_graphs": False}, "CONFIG_CUDA_GRAPHS=n"),
+        (
+            "cpu-8g",
+            {"compile": "manual", "compile_model": True},
+            "NOTE: CONFIG_CUDA_GRAPHS=y has no effect: only NVIDIA GPUs have them",
+        ),
+        ("w7900", {"compile": "manual", "compile_model": True}, "no effect: only NVIDIA GPUs have them"),
+        ("a10g", {"compile": "manual", "compile_model": False}, "no effect: nothing is compiled"),
+        ("h100-80g-70g-free-x4", {}, "no effect: gradients are averaged over devices"),
+        ("a10g", {"activation_offload": True}, "no effect: activations are offloaded"),
+        (
+            "a10g",
+            {"hyper_param": "manual", "batch_size": 8, "gradient_accumulation": 8},
+            "no effect: gradients of 8 micro-batches are accumulated",
+        ),
+    ],
+)
+def test_cuda_graphs_are_for_one_micro_batch_on_one_gpu(
+    machine: str, changes: dict[str, Any], why: str
+) -> None:
+    decided = planned("lenet5", machine, facts={"loss_apart": ""}, **{**GRAPHS, **changes})
+    assert decided.cuda_graphs == why.startswith("set by hand") and why in decided.reasons["cuda_graphs"]
+
+
+def test_cuda_graphs_need_the_loss_and_no_random_layers() -> None:
+    for facts, why in (
+        ({"loss_apart": "it keeps state"}, "the loss is not compiled with the model"),
+        ({"loss_apart": "", "inexact": ("drop.0",)}, "drop.0 draw random numbers"),
+    ):
+        decided = planned("lenet5", "a10g", facts=facts, **GRAPHS)
+        assert not decided.cuda_graphs and why in decided.reasons["cuda_graphs"]
+
+
+def test_a_plan_with_graphs_that_cannot_be_is_refused_and_an_earlier_one_has_none() -> None:
+    decided = planned("lenet5", "a10g", facts={"loss_apart": ""}, **GRAPHS)
+    assert decided.cuda_graphs
+    for changes in ({"compile_parts": ("model",)}, {"compile": False, "compile_parts": ()}):
+        with pytest.raises(ValueError, match="CUDA graphs need one micro-batch on one device"):
+            dataclasses.replace(decided, **changes)
+    with pytest.raises(ValueError, match="CUDA graphs need one micro-batch on one device"):
+        dataclasses.replace(decided, accumulation=2, effective_batch=2 * decided.effective_batch)
+    stored = json.loads(json.dumps(decided.to_json()))
+    assert Plan.from_json(stored).cuda_graphs
+    del stored["cuda_graphs"], stored["reasons"]["cuda_graphs"]
+    assert not Plan.from_json(stored).cuda_graphs

@@ -241,6 +241,7 @@ def test_measured_step_times_are_compared_with_the_estimated_range(tmp_path: Pat
         part_3(one)
     found = [row for row in rows_of(tmp_path / "rows") if row["kind"] == "step_time"]
     assert {(row["setting"]["compile"], row["measured"]) for row in found} == {(False, 0.4), (True, 0.2)}
+    assert sum(row["setting"]["cuda_graphs"] for row in found) == len(found) / 3
     assert all(row["estimated"]["fastest_seconds"] == 0.1 for row in found)
 
 
