@@ -42,7 +42,7 @@ from train.training_data import TrainingData, open_training_data
 Outcome: TypeAlias = Any
 
 
-MACHINES = ("cpu-8g", "cpu-24g-avx512", "tpu-v4-8", "m2-max", "rtx2060-6g-x8", "h100-80g-70g-free-x4")
+MACHINES = ("cpu-8g", "cpu-24g-avx512", "tpu-v4-8", "m2-max", "a10g", "rtx2060-6g-x8", "h100-80g-70g-free-x4")
 REFUSED = "refused"
 _FIELDS = [field.name for field in dataclasses.fields(Config)]
 _OF_SUBJECTS = (*_FIELDS[: _FIELDS.index("tier")], "seed", "grad_checkpoint")
@@ -159,7 +159,7 @@ def plan_here(
     if free_bytes is not None:
         devices = (dataclasses.replace(hardware.devices[0], free_bytes=free_bytes),)
         hardware = dataclasses.replace(hardware, devices=devices)
-    eager: dict[str, Any] = {"compile": False, "compile_parts": ()}
+    eager: dict[str, Any] = {"compile": False, "compile_parts": (), "cuda_graphs": False}
     return dataclasses.replace(plan, device="cpu", precision="fp32", **eager), hardware
 
 

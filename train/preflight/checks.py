@@ -98,6 +98,7 @@ def small_plan(plan: Plan, micro_batches: Sequence[int], *, world: int, device: 
         norm_batch=GROUP if plan.norm_batch else 0,
         compile=False,
         compile_parts=(),
+        cuda_graphs=False,
         memory=None,
         **own,
     )
