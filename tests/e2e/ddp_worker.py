@@ -30,6 +30,7 @@ from tests.e2e.ranks import endings
 from tests.support.chats import random_chats
 from tests.support.examples import examples, merged
 from tests.support.labels import random_table, random_tags
+from tests.support.simulated import make_training_data
 from tests.support.tokens import BLOCK, VOCAB, text_data
 from tests.support.training import (
     ADAPTERS,
@@ -46,7 +47,7 @@ from train.job import Progress
 from train.loop import train
 from train.signals import Stopped
 from train.tasks.base import Forward, Sums, Task
-from train.training_data import TrainingData, built, make_training_data
+from train.training_data import TrainingData, built
 
 Outcome: TypeAlias = dict[str, Any]
 

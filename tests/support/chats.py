@@ -9,8 +9,9 @@ from lib.data.datasets.chat.data import as_rows
 from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.datasets.chat.templates import Sample
 from lib.data.types import ArrayPart, Dataset
+from tests.support.simulated import make_training_data
 from tests.support.tokens import BLOCK, VOCAB
-from train.training_data import TrainingData, make_training_data
+from train.training_data import TrainingData
 
 PAD = VOCAB - 1
 

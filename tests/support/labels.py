@@ -7,8 +7,9 @@ import numpy as np
 from lib.config import Config
 from lib.data.types import ArrayPart, Column, Dataset, TableLabelsSpec, TableSpec, TokenTagSpec
 from lib.nn import IGNORED
+from tests.support.simulated import make_training_data
 from tests.support.tokens import BLOCK, VOCAB
-from train.training_data import TrainingData, make_training_data
+from train.training_data import TrainingData
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 WIDTH = 5

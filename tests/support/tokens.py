@@ -7,8 +7,9 @@ import torch
 
 from lib.config import Config
 from lib.data.types import ArrayPart, Dataset, TextClassSpec, TextSpec, TokenPart
+from tests.support.simulated import make_training_data
 from tests.support.training import small_config
-from train.training_data import TrainingData, make_training_data
+from train.training_data import TrainingData
 
 VOCAB = 16
 BLOCK = 8

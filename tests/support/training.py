@@ -21,12 +21,13 @@ from lib.devices.base import Backend
 from lib.plan.fitting import StepSettings
 from lib.plan.types import Hardware, Plan
 from tests.support.configs import make_config
+from tests.support.simulated import make_training_data
 from train.build import make_job
 from train.job import Job, Progress
 from train.loop import train
 from train.record import Record
 from train.tasks.base import Forward, HasRowFigures, Sums, Task
-from train.training_data import TrainingData, make_training_data
+from train.training_data import TrainingData
 
 CLASSES = 10
 # Of every linear layer but a head, with all that adapters have.

@@ -11,9 +11,10 @@ from lib.data.datasets.question_answering.data import ANCHOR, Options, packed
 from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.types import Dataset
 from tests.support.configs import changed
+from tests.support.simulated import make_training_data
 from tests.support.training import small_config
 from train.tasks.bridge.frozen import FrozenPair, FrozenSource
-from train.training_data import TrainingData, make_training_data, with_prepared
+from train.training_data import TrainingData, with_prepared
 
 SOURCE_BYTES = 16
 

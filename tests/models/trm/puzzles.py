@@ -12,8 +12,9 @@ from lib.data.datasets.sudoku.generator import LEVELS, Puzzle, puzzles
 from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.data.types import ArrayPart, Dataset
 from tests.support.configs import changed
+from tests.support.simulated import make_training_data
 from tests.support.training import small_config
-from train.training_data import TrainingData, make_training_data
+from train.training_data import TrainingData
 
 SPEC = PuzzleSpec(name="sudoku", side=4, synthetic=True)
 
