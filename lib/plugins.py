@@ -62,11 +62,11 @@ class Kind:
 
     def load(self, name: str) -> Any:
         """Import the file of plug-in `name`. Raises ConfigError without one, or for a missing definition."""
-        module, place = self.module(name, self.file), f"{self.place(name)}/{self.file}.py"
+        module, file = self.module(name, self.file), f"{self.file}.py"
         if missing := [wanted for wanted in ("Options", *self.required) if not hasattr(module, wanted)]:
-            raise ConfigError(f"{place} does not define {', '.join(missing)}")
+            raise ConfigError(f"{self.place(name)}/{file} does not define {', '.join(missing)}")
         if not (isinstance(module.Options, type) and dataclasses.is_dataclass(module.Options)):
-            raise ConfigError(f"{place}: Options is not a dataclass")
+            raise ConfigError(f"{self.place(name)}/{file}: Options is not a dataclass")
         return module
 
     def place(self, name: str) -> str:

@@ -1,7 +1,8 @@
-"""Ranks that train a small language model as a pipeline: `pipeline_worker DIRECTORY cases|sweep|checkpoints`.
+"""Ranks that train a small language model as a pipeline: `pipeline_worker DIRECTORY PART`.
 
 Rank 0 of two and of three stages, and of two pipelines of two, leaves DIRECTORY/WORLD.pt. The test calls
-`outcome` itself for one process. With checkpoints, runs go on from those of other layouts, and after a kill.
+`outcome` itself for one process. With a PART of OF_CHAINS, runs go on from the checkpoints of other layouts,
+and with "checkpoints" after a kill, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from train.record import AsyncCheckpointer, Record, RunRecord
 from train.training_data import TrainingData
 
 LAYERS = 4  # stages of different lengths
-STEPS = 3
+STEPS = 2
 STAGES = {2: 2, 3: 3, 4: 2}  # of a pipeline of so many processes
 # Processes one after the other with their strategies, and steps of each.
 CHAINS = {
@@ -42,7 +43,11 @@ CHAINS = {
     "replicas": ((4, "pipeline"), (1, "single"), (3, "ddp")),
 }
 EACH = 2
-FORMS = ("full", "sharded", "async")
+# Forms of the checkpoints of each. How a rank writes its part does not depend on the number of pipelines.
+OF_CHAINS: dict[str, dict[str, tuple[str, ...]]] = {
+    "checkpoints": {"stages": ("full", "async"), "replicas": ("sharded",)},
+    "other checkpoints": {"stages": ("sharded",), "replicas": ("full", "async")},
+}
 FROZEN = ("backbone.token", "backbone.position", "backbone.blocks.0", "backbone.blocks.1")
 LONG = {"max_steps": 3 * EACH}
 RECIPE = {
@@ -85,14 +90,14 @@ CASES: dict[str, tuple[tuple[int, ...], float, dict[str, Any]]] = {
 # on two stages, and sizes and what stages share on more; the sweep has the others.
 OF_WORLD = {
     "cases": {
-        2: [name for name in CASES if name not in ("even", "unequal", "sgd")],
-        3: ["ragged", "fewer than stages", "labels", "frozen"],
-        4: ["ragged", "one", "muon", "labels", "adapters"],
+        2: [name for name in CASES if name not in (*SIZES, "sgd")] + ["ragged"],
+        3: ["ragged", "fewer than stages", "frozen"],
+        4: ["ragged", "one", "labels"],
     },
     "sweep": {
-        2: ["even", "unequal", "sgd"],
-        3: ["even", "one", "unequal", "adapters"],
-        4: ["even", "fewer than stages", "unequal", "recomputed", "sgd", "frozen"],
+        2: ["even", "one", "fewer than stages", "unequal", "sgd"],
+        3: ["even", "one", "unequal", "labels", "adapters"],
+        4: ["even", "fewer than stages", "unequal", "recomputed", "sgd", "muon", "adapters", "frozen"],
     },
 }
 
@@ -180,13 +185,13 @@ def ranked(world: int, work: Callable[[Backend], None]) -> None:
     assert endings(world, work) == [0] * world
 
 
-def chain(name: str, directory: Path) -> None:
+def chain(name: str, forms: tuple[str, ...], directory: Path) -> None:
     """Each layout makes two steps from the checkpoint of the one before."""
     for world, strategy in CHAINS[name]:
 
         def work(backend: Backend, strategy: Strategy = strategy) -> None:
             how: dict[str, Any] = {"steps": EACH, "strategy": strategy}
-            found = {form: part_of(f"{name}-{form}", form, backend, directory, **how) for form in FORMS}
+            found = {form: part_of(f"{name}-{form}", form, backend, directory, **how) for form in forms}
             if backend.is_main:
                 torch.save(found, directory / f"{name}-{backend.world}.pt")
 
@@ -219,14 +224,14 @@ def killed(directory: Path) -> None:
 
 def main() -> None:
     directory, part = Path(sys.argv[1]), sys.argv[2]
-    for name in CASES:
+    names = {name for of_world in OF_WORLD.get(part, {}).values() for name in of_world} or {"unequal"}
+    for name in sorted(names):
         data_of(name)  # once, before there are several
+    for name, forms in OF_CHAINS.get(part, {}).items():
+        chain(name, forms, directory)
     if part == "checkpoints":
-        for name in CHAINS:
-            chain(name, directory)
         killed(directory)
-        return
-    for world, names in OF_WORLD[part].items():
+    for world, names in OF_WORLD.get(part, {}).items():
 
         def work(backend: Backend, names: list[str] = names) -> None:
             found = {name: outcome(name, backend) for name in names}

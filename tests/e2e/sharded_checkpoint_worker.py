@@ -63,12 +63,18 @@ def job_in(run: RunDir, layout: Layout, backend: Backend, *, sharded: bool, **ch
     return job
 
 
+def first_steps(name: str) -> int:
+    """How many steps the first processes save: the others go on from those of FSDP."""
+    return FIRST if name == "fsdp" else 1
+
+
 def first(directory: Path, _: dict[str, Any], backend: Backend) -> None:
-    """The same three steps with every strategy, in both formats, and sharded beside training."""
+    """The same steps with every strategy, in both formats, and sharded beside training."""
     for name, layout in SAVED_AS.items():
         for form in FORMS[name]:
             run = run_of(directory, f"{name}-{form}", backend)
             every = {"checkpoint_interval_steps": 1, "checkpoint_async": form == "async"}
+            every["max_steps"] = first_steps(name)
             job = job_in(run, layout, backend, sharded=form != "full", **every)
             train(job, Progress())
             if isinstance(job.record, RunRecord):

@@ -1,9 +1,9 @@
 """Ranks that train a small language model in every way to spread it.
 
 `sharded_worker DIRECTORY WORLD SAVED PART`: rank 0 leaves DIRECTORY/WORLD.pt. States that four ranks have
-left in SAVED are loaded by other numbers of them. With "frozen" as PART only frozen and slow layers are
-trained; else those that save train them with HSDP alone. The test calls `gradients_of` itself for the one
-process that the others are compared with.
+left in SAVED are loaded by other numbers of them. Those that save compute gradients, and train frozen or slow
+layers, with HSDP alone where PART is "all"; with "more" they do so in the other ways, and save nothing. The
+test calls `gradients_of` itself for the one process that the others are compared with.
 """
 
 from __future__ import annotations
@@ -157,17 +157,17 @@ def weights_and_states(state: dict[str, Any]) -> dict[str, Any]:
 def outcome(backend: Backend, saved: Path, part: str) -> dict[str, Any]:
     found: dict[str, Any] = {"gradients": {}, "bytes": {}, "digests": {}, "further": {}}
     for layout in layouts(backend.world):
-        for what in FROZEN if trains_frozen(backend.world, layout.strategy, part) else ():
+        for what in FROZEN if trains_rest(backend.world, layout.strategy, part) else ():
             found[what, layout.strategy] = frozen_weights(layout, backend, what)
-        if part == "frozen":
-            continue
-        for accumulation in ACCUMULATIONS:
+        for accumulation in ACCUMULATIONS if trains_rest(backend.world, layout.strategy, part) else ():
             key = (layout.strategy, accumulation)
             found["gradients"][key] = gradients_of(layout, accumulation, backend=backend)
         if backend.world == 3:
             found["mean of means", layout.strategy] = gradients_of(
                 layout, 2, backend=backend, task=MeanOfMeans
             )
+        if part == "more":
+            continue
         if backend.world == SAVED_BY:
             save(layout, backend, saved, found)
         elif layout.strategy in LOADED:
@@ -175,8 +175,8 @@ def outcome(backend: Backend, saved: Path, part: str) -> dict[str, Any]:
     return found
 
 
-def trains_frozen(world: int, strategy: str, part: str) -> bool:
-    return part == "frozen" or world != SAVED_BY or strategy == "hsdp"
+def trains_rest(world: int, strategy: str, part: str) -> bool:
+    return world != SAVED_BY or (part == "more") == (strategy != "hsdp")
 
 
 def save(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ from lib.runs.directory import checkpoint_name
 from tests.e2e.pipeline_worker import (
     CHAINS,
     EACH,
-    FORMS,
     LONG,
+    OF_CHAINS,
     OF_WORLD,
     STEPS,
     data_of,
@@ -93,8 +93,7 @@ def test_stages_train_what_one_process_trains(
     assert losses[1] == pytest.approx(losses[0], rel=exact) and len(losses[0]) == STEPS
 
 
-@pytest.mark.parametrize("name", ["ragged", "labels"])
-@pytest.mark.parametrize("world", OF_WORLD["cases"])
+@pytest.mark.parametrize(("world", "name"), [(2, "ragged"), (2, "labels"), (3, "ragged"), (4, "labels")])
 def test_stages_hold_what_was_predicted(
     world: int, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -104,11 +103,6 @@ def test_stages_hold_what_was_predicted(
     found = torch.load(left_by(tmp_path_factory, "cases") / f"{world}.pt")[name]
     assert found["held"] == held
     assert [stage.blocks for stage in stages] == {2: [2, 2], 3: [2, 1, 1], 4: [2, 2]}[world]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return left_by(tmp_path_factory, "checkpoints")
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +124,23 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["result"] == pytest.approx(expected["result"], rel=EXACT)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    ("part", "name", "form"),
+    [
+        pytest.param(part, name, form, marks=[pytest.mark.long] if part == "other checkpoints" else [])
+        for part, chains in OF_CHAINS.items()
+        for name, forms in chains.items()
+        for form in forms
+    ],
+)
 def test_a_run_goes_on_with_other_layouts(
-    name: str, form: str, saved: Path, undisturbed: list[dict[str, Any]]
+    part: str,
+    name: str,
+    form: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    undisturbed: list[dict[str, Any]],
 ) -> None:
+    saved = left_by(tmp_path_factory, part)
     for (world, _), expected in zip(CHAINS[name], undisturbed, strict=True):
         assert_same(torch.load(saved / f"{name}-{world}.pt")[form], expected)
     files = {path.name for path in (saved / f"{name}-{form}" / "ckpt" / checkpoint_name(EACH)).iterdir()}
@@ -143,6 +149,6 @@ def test_a_run_goes_on_with_other_layouts(
 
 
 def test_a_killed_stage_ends_the_others_and_the_run_resumes(
-    saved: Path, undisturbed: list[dict[str, Any]]
+    tmp_path_factory: pytest.TempPathFactory, undisturbed: list[dict[str, Any]]
 ) -> None:
-    assert_same(torch.load(saved / "resumed.pt"), undisturbed[-1])
+    assert_same(torch.load(left_by(tmp_path_factory, "checkpoints") / "resumed.pt"), undisturbed[-1])

@@ -26,7 +26,7 @@ from tests.e2e.sharded_worker import (
     gradients_of,
     load,
     saving_job,
-    trains_frozen,
+    trains_rest,
 )
 from tests.e2e.workers import run_worker
 from tests.support.once import made_once
@@ -42,7 +42,7 @@ LOADERS = (3, pytest.param(2, marks=pytest.mark.long))  # shards of unequal leng
 EVERY_WAY = pytest.mark.parametrize(
     ("world", "way"),
     [
-        pytest.param(world, way, marks=[pytest.mark.long] if world == 2 else [])
+        pytest.param(world, way, marks=[] if world == 3 or way == "hsdp" else [pytest.mark.long])
         for world, ways in WAYS.items()
         for way in ways
     ],
@@ -102,17 +102,19 @@ def test_gradients_are_those_of_one_process(
     accumulation: int,
     outcomes: Callable[[int], Outcome],
     alone: dict[int, dict[str, Tensor]],
+    request: pytest.FixtureRequest,
 ) -> None:
-    found = outcomes(world)["gradients"][way, accumulation]
+    outcome = outcomes(world) if trains_rest(world, way, "all") else request.getfixturevalue("more")
+    found = outcome["gradients"][way, accumulation]
     assert difference(alone[1], found) <= EXACT
     assert difference(alone[1], alone[accumulation]) <= EXACT
 
 
 @pytest.fixture(scope="module")
-def frozen(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What four processes make of frozen and slow layers in the ways that `outcomes` leaves out."""
-    make = lambda path: run_worker("sharded_worker", path, SAVED_BY, path, "frozen")  # noqa: E731
-    outcome: Outcome = torch.load(made_once(tmp_path_factory, "sharded-frozen", make) / f"{SAVED_BY}.pt")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What four processes train in the ways that `outcomes` leaves out."""
+    make = lambda path: run_worker("sharded_worker", path, SAVED_BY, path, "more")  # noqa: E731
+    outcome: Outcome = torch.load(made_once(tmp_path_factory, "sharded-more", make) / f"{SAVED_BY}.pt")
     return outcome
 
 
@@ -122,14 +124,7 @@ def frozen_alone(what: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("what", FROZEN)
-@pytest.mark.parametrize(
-    ("world", "way"),
-    [
-        pytest.param(world, way, marks=[] if world == 3 or way == "hsdp" else [pytest.mark.long])
-        for world, ways in WAYS.items()
-        for way in ways
-    ],
-)
+@EVERY_WAY
 def test_frozen_and_slow_layers_are_those_of_one_process(
     world: int,
     way: str,
@@ -138,8 +133,7 @@ def test_frozen_and_slow_layers_are_those_of_one_process(
     request: pytest.FixtureRequest,
 ) -> None:
     alone = frozen_alone(what)
-    is_told = trains_frozen(world, way, "all")
-    found = outcomes(world) if is_told else request.getfixturevalue("frozen")
+    found = outcomes(world) if trains_rest(world, way, "all") else request.getfixturevalue("more")
     assert difference(alone, found[what, way]) <= 1e-9
     start = saving_job(ALONE, Backend("cpu"), **FROZEN[what]).model.state_dict()
     moved = {name for name, value in start.items() if not torch.equal(value, alone[name])}

@@ -16,7 +16,7 @@ from lib.errors import CheckpointError
 from lib.plan.types import Layout
 from lib.runs import checkpoint, dcp
 from lib.runs.directory import checkpoint_name
-from tests.e2e.sharded_checkpoint_worker import BEFORE, FIRST, FORMS, KILLED, SAVED_AS
+from tests.e2e.sharded_checkpoint_worker import BEFORE, FIRST, FORMS, KILLED, SAVED_AS, first_steps
 from tests.e2e.sharded_worker import digest, saving_job, weights_and_states
 from tests.e2e.workers import run_worker
 from tests.support.once import made_once
@@ -64,7 +64,7 @@ def files_of(folder: Path, step: int) -> set[str]:
 @pytest.mark.parametrize("name", SAVED_AS)
 def test_it_is_the_state_of_a_full_checkpoint(name: str, directory: Path) -> None:
     folders = {form: directory / f"{name}-{form}" / "ckpt" for form in FORMS[name]}
-    for step in range(1, FIRST + 1):
+    for step in range(1, first_steps(name) + 1):
         states = {form: digest(without_seconds(state_of(folders[form], step))) for form in folders}
         assert set(states.values()) == {states["full"]} and len(states) >= 2, step
         assert files_of(folders["full"], step) == {"state.pt"}
@@ -76,7 +76,7 @@ def test_it_is_the_state_of_a_full_checkpoint(name: str, directory: Path) -> Non
 def test_every_rank_writes_its_shard(directory: Path) -> None:
     """Of sharded weights equal parts, and of a replicated model each a share."""
     for name, at_least in {"fsdp": 0.24, "zero1": 0.1}.items():
-        folder = directory / f"{name}-sharded" / "ckpt" / checkpoint_name(FIRST)
+        folder = directory / f"{name}-sharded" / "ckpt" / checkpoint_name(first_steps(name))
         sizes = [path.stat().st_size for path in folder.glob("*.distcp")]
         assert len(sizes) == 4 and min(sizes) > at_least * sum(sizes), sizes
         assert (folder / "state.pt").stat().st_size < 0.05 * sum(sizes)

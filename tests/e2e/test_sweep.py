@@ -16,7 +16,10 @@ pytestmark = pytest.mark.slow
 def sweep(file: Path | str, out: Path) -> tuple[int, str]:
     """Exit status, and what it says."""
     words = ["--out", str(out), str(file)]
-    process = Forked("scripts.sweep", words, environment=os.environ, output=out.with_suffix(".log"))
+    environment = os.environ | {"KCONFIG_CONFIG": str(out / "no-config")}  # by which its processes are named
+    process = Forked(
+        "scripts.sweep", words, environment=environment, output=out.with_suffix(".log"), ranks=True
+    )
     said, _ = process.communicate(timeout=300)
     return process.wait(), said
 
