@@ -48,6 +48,11 @@ PORTABLE = [
 PORTABLE += ["metrics", "early stop", "several labels", "tags", "chats", "packed chats"]
 WITH_A_CARRY = [name for names in told_of("WITH_A_CARRY") for name in names]
 SMALL = [name for name in MODELS if name not in LARGE]
+# Those that no case of several processes has, and the others.
+FULL, ALSO_FULL = (
+    [name for name in SMALL if (name in ("lenet5", "mlp", "gpt2", "vit")) == of_others]
+    for of_others in (False, True)
+)
 PAIRWISE = pairwise(SMALL)
 SHARDED_MODELS = ("gpt2", "resnet18")
 SHARDED = sharded(SHARDED_MODELS)
@@ -78,7 +83,7 @@ def made_by(factory: pytest.TempPathFactory, world: int, kind: str, models: Sequ
     """What each process makes of the combinations of that kind."""
 
     def make(directory: Path) -> None:
-        trained_by(world, directory, kind, *models)
+        trained_by(world, directory, kind.removeprefix("also-"), *models)
 
     directory = made_once(factory, f"{kind}-{world}", make)
     return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
@@ -100,19 +105,21 @@ def with_shards(
 
 @cache
 def alone(case: str) -> Outcome:
-    return outcome((PAIRWISE | SHARDED)[case], Backend("cpu"))
+    return outcome((everything(SMALL) | SHARDED)[case], Backend("cpu"))
 
 
-@pytest.fixture(scope="module")
-def with_most_options(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome]]:
-    return made_by(tmp_path_factory, 3, "fullest", SMALL)
-
-
-@pytest.mark.parametrize("case", fullest(SMALL))
+@pytest.mark.parametrize("case", fullest(FULL))
 def test_the_most_options_change_nothing_together(
-    case: str, with_most_options: list[dict[str, Outcome]]
+    case: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert_the_same(case, alone(case), with_most_options)
+    assert_the_same(case, alone(case), made_by(tmp_path_factory, 3, "fullest", FULL))
+
+
+@pytest.mark.long
+def test_so_it_is_with_other_models(tmp_path_factory: pytest.TempPathFactory) -> None:
+    ranks = made_by(tmp_path_factory, 3, "also-fullest", ALSO_FULL)
+    for case in fullest(ALSO_FULL):
+        assert_the_same(case, alone(case), ranks)
 
 
 @pytest.mark.long

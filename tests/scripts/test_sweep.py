@@ -55,7 +55,10 @@ def run_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, fresh_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gain", "word"), [(0.05, "better"), (0.0, "better"), (-0.006, "not shown")])
+@pytest.mark.parametrize(
+    ("gain", "word"),
+    [pytest.param(0.05, "better", marks=pytest.mark.long), (0.0, "better"), (-0.006, "not shown")],
+)
 def test_the_best_point_is_judged_with_fresh_seeds(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -55,11 +55,11 @@ def of_torch() -> FakeTensorMode:
     ("device", "precision"),
     [
         ("cuda", "bf16"),
+        ("cuda", "fp16"),
+        ("cpu", "fp32"),
         *(
-            pytest.param(device, precision, marks=pytest.mark.slow)
-            for device in ("cuda", "cpu")
-            for precision in ("fp32", "bf16", "fp16")
-            if (device, precision) != ("cuda", "bf16")
+            pytest.param(device, precision, marks=pytest.mark.long)
+            for device, precision in (("cuda", "fp32"), ("cpu", "bf16"), ("cpu", "fp16"))
         ),
     ],
 )

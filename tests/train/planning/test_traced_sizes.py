@@ -23,11 +23,24 @@ pytestmark = pytest.mark.slow
 TRIAL = CPU_TRIAL
 # Those of the plug-ins that learn from images, too.
 IMAGE_MODELS = [name for name, example in examples().items() if not hasattr(example, "data")]
-OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in IMAGE_MODELS]
+# Every kind of model, and the smallest one on every device.
+EACH_ONCE = {
+    ("lenet5", "cpu", "fp32"),
+    ("lenet5", "cuda", "bf16"),
+    ("lenet5", "rocm", "fp16"),
+    ("gpt2", "cuda", "bf16"),
+    ("resnet_bk", "cpu", "fp32"),
+}
 
 
-@pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16"), ("rocm", "fp16")])
-@pytest.mark.parametrize("model", ["lenet5", "gpt2", "resnet_bk", *OTHERS])
+@pytest.mark.parametrize(
+    ("model", "device", "precision"),
+    [
+        pytest.param(model, *where, marks=[] if (model, *where) in EACH_ONCE else [pytest.mark.long])
+        for model in ("lenet5", "gpt2", "resnet_bk", *(each for each in IMAGE_MODELS if each != "lenet5"))
+        for where in (("cpu", "fp32"), ("cuda", "bf16"), ("rocm", "fp16"))
+    ],
+)
 def test_a_size_on_the_line_is_what_its_own_trace_says(
     model: str, device: Any, precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +123,7 @@ def test_a_line_stays_believed_between_its_sizes() -> None:
     assert traced == [1, 10, 40, 100, 45]
 
 
-@pytest.mark.parametrize("model", ["lenet5", "resnet18", "gpt2"])
+@pytest.mark.parametrize("model", ["lenet5", pytest.param("resnet18", marks=pytest.mark.long), "gpt2"])
 @pytest.mark.parametrize(("field", "values"), [("precision", ("bf16", "fp16")), ("device", ("cuda", "mps"))])
 def test_what_has_the_traces_of_another_is_not_traced_again(
     model: str, field: str, values: tuple[str, str]
