@@ -7,6 +7,8 @@ import pytest
 from tests.support.tokens import BLOCK, cycle, small_lm_config, text_data
 from train import training_data
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_lm_config()
 
 
