@@ -25,6 +25,7 @@ from lib.config import Config, config_from_values
 from lib.devices.probe import probe
 from lib.errors import ConfigError, run_main
 from lib.memory.simulation import replaced
+from lib.plan.compile_parts import choose_parts
 from lib.plan.fitting import StepSettings, plan_of
 from lib.plan.types import Plan, Precision
 from train.planning import memory_estimate
@@ -65,10 +66,12 @@ def row(name: str, settings: Mapping[str, str], micro_batch: int, precision: Pre
     )  # fmt: skip
     eager = plan_of(dataclasses.replace(step, compile=False))
     not_compiled = peak(config, eager, data)
+    parts = choose_parts(config, data.facts)
+    compiled = dataclasses.replace(plan_of(step), compile_parts=parts.value)
     began = time.process_time()
-    predicted = peak(config, plan_of(step), data)
+    predicted = peak(config, compiled, data)
     took = time.process_time() - began
-    real = measured(config, plan_of(step), data)
+    real = measured(config, compiled, data)
     sizes = " | ".join(f"{size / 1e6:.3f} MB" for size in (not_compiled, predicted, real))
     return f"| {name} | {sizes} | {predicted / real - 1:+.2%} | {took:.1f} s |"
 
