@@ -126,7 +126,7 @@ def optimizer_step(
         if job.carry is not None:
             job.carry.discard()
         job.backend.release_memory()
-        job.plan = _smaller_plan(job, reason)
+        job.plan, job.replayed = _smaller_plan(job, reason), None
     try:
         _update(job, progress, count=sum(part.count for part in parts))
     except (RuntimeError, MemoryError) as error:
@@ -208,8 +208,7 @@ def accumulate_gradients(job: Job, progress: Progress) -> Generator[Sums, None, 
 def _training_sums(job: Job, batch: Batch) -> Sums:
     if "loss" not in job.plan.compile_parts:
         return job.task.training(job.forward, batch)
-    # Not by graphs after a plan with smaller micro-batches, whose gradients are accumulated.
-    forward = job.replayed if job.plan.cuda_graphs and job.replayed is not None else job.forward
+    forward = job.forward if job.replayed is None else job.replayed
     return Sums(*forward(batch=(batch.inputs, batch.targets, batch.weights, batch.mixed)))
 
 

@@ -13,6 +13,10 @@ from lib.devices.backend import is_out_of_memory
 from lib.errors import ToolkitError
 from lib.memory.simulation import simulated
 
+# Programs of one function: for lengths of texts, shapes of matrices, groups of parameters. Beyond torch's
+# limit of 8 it would run without the compiler, and only a warning would say so.
+PROGRAMS = 256
+
 
 @runtime_checkable
 class CompilesPerIteration(Protocol):
@@ -34,11 +38,20 @@ def replayed(model: nn.Module) -> Callable[..., Any]:
     """Compile `model` to CUDA graphs, with results that the next call does not overwrite.
 
     It overwrites the gradients of the one before, and has to find parameters, buffers and tensors that are
-    attributes of modules at the same addresses.
+    attributes of modules at the same addresses. Raises ToolkitError in the second call, when the backward
+    pass is compiled, too, where Inductor could not make graphs.
     """
-    forward = compiled(model, options={"triton.cudagraphs": True})
+    from torch._dynamo.utils import counters  # the compiler, which takes a second to load
+
+    forward, calls = compiled(model, options={"triton.cudagraphs": True}), 0
+    skipped = counters["inductor"]["cudagraph_skips"]
 
     def own(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2 and counters["inductor"]["cudagraph_skips"] > skipped:
+            why = "Inductor skipped them; TORCH_LOGS=cudagraphs says why"
+            raise ToolkitError("no CUDA graphs can be made", why=why, todo="set CONFIG_CUDA_GRAPHS=n")
         # So that the graph of the first step serves for all.
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return tree_map_only(torch.Tensor, torch.clone, forward(*arguments, **named))
@@ -61,11 +74,14 @@ def compiled(model: Callable[..., Any], *, options: dict[str, Any] | None = None
     except RuntimeError as error:
         raise _compile_error(error) from error
     # Imported here because it loads the compiler, which takes a second.
+    from torch._dynamo import config as limits
     from torch._dynamo.exc import TorchDynamoException
+
+    limits.recompile_limit = max(limits.recompile_limit, PROGRAMS)
 
     def guarded(*arguments: Any, **named: Any) -> Any:
         try:
-            return tree_map_only(torch.Tensor, torch.clone, forward(*arguments, **named))
+            return forward(*arguments, **named)
         except TorchDynamoException as error:
             if is_out_of_memory(error):
                 raise

@@ -34,7 +34,7 @@ def choose_graphs(
     if not config.compilation.cuda_graphs:
         return Decision(False, "CONFIG_CUDA_GRAPHS=n")
     obstacles = {
-        "only NVIDIA GPUs have them": device != "cuda",
+        "they are for NVIDIA GPUs only": device != "cuda",
         "nothing is compiled": not parts,
         "gradients are averaged over devices": world > 1,
         f"gradients of {accumulation} micro-batches are accumulated": accumulation > 1,

@@ -95,7 +95,7 @@ def _compilation(
     nothing = "nothing is compiled"
     parts: Decision[tuple[CompilePart, ...]] = Decision((), nothing)
     if not step.compile and not config.compilation.cuda_graphs:
-        return parts, Decision(False, nothing)
+        return parts, Decision(False, "CONFIG_CUDA_GRAPHS=n")
     from lib.plan.compile_parts import choose_graphs, choose_parts
 
     if step.compile:
@@ -201,5 +201,6 @@ def with_smaller_micro_batch(plan: Plan) -> Plan | None:
         "memory": "less than at the micro-batch at which it ran out",
     }
     if plan.cuda_graphs:
-        reasons["cuda_graphs"] = "NOTE: not with gradient accumulation"
+        why = f"gradients of {split.accumulation} micro-batches are accumulated"
+        reasons["cuda_graphs"] = f"NOTE: CONFIG_CUDA_GRAPHS=y has no effect: {why}"
     return replace(plan, **asdict(split), memory=None, cuda_graphs=False, reasons=reasons)

@@ -56,14 +56,18 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
             memory = bytes_text(row["peak_bytes"])
             print(f"{program:32}{seconds_text(first):>11}{memory:>11}{row['lines']:>8}", flush=True)
             figures.append({"case": case, "program": program, **row})
-    figures += time_to_loss(python)
+    curves = time_to_loss(python)
+    figures += [] if curves is None else [curves]
     if out is not None:
         atomic.write_text(out, json.dumps(figures, indent=1) + "\n")
-    return 0
+    return int(curves is None)
 
 
-def time_to_loss(python: Path) -> list[dict[str, Any]]:
-    """Print the seconds to a loss of the toolkit and of nanoGPT's recipe; return their curves."""
+def time_to_loss(python: Path) -> dict[str, Any] | None:
+    """Print the seconds to a loss of the toolkit and of nanoGPT's recipe; return their curves.
+
+    None where they were not measured, as without the text.
+    """
     with tempfile.TemporaryDirectory() as folder:
         curves = Path(folder) / "curves.json"
         command = [str(python), "-m", "docs.benchmarks.comparison.time_to_loss", "--out", str(curves)]
@@ -72,8 +76,8 @@ def time_to_loss(python: Path) -> list[dict[str, Any]]:
         done = subprocess.run(command, cwd=ROOT, check=False)
         if done.returncode:
             print("time to a loss was not measured, for the reason above")
-            return []
-        return [{"case": "time to a loss", "curves": json.loads(curves.read_text())}]
+            return None
+        return {"case": "time to a loss", "curves": json.loads(curves.read_text())}
 
 
 def _measured(python: Path, *arguments: str) -> dict[str, Any]:

@@ -171,6 +171,8 @@ def part_3(bench: Bench) -> None:
             setting = Setting(case=case, micro_batch=BUSY[case], **own)
             answer = bench.ask("measure", setting=setting, timed=True, seconds=COMPILE_SECONDS)
             bench.add("compile", **dataclasses.asdict(setting), **answer)
+            if cuda_graphs:  # times are estimated without them
+                continue
             estimated = bench.ask("estimate", setting=setting)
             bench.add("step_time", setting=setting, measured=answer.get("step_seconds"), estimated=estimated)
     if installed() is None:

@@ -72,6 +72,7 @@ def measure(setting: dict[str, Any], limit_bytes: int | None = None, timed: bool
     first_seconds = training.run(steps=1)
     training.run(steps=2)
     answer = {"first_step_seconds": first_seconds, **_memory()}
+    answer["planned_cuda_graphs"] = training.job.plan.cuda_graphs
     if timed:
         seconds = statistics.median(training.run(steps=1) for _ in range(TIMED_STEPS))
         rate = training.job.plan.effective_batch / seconds

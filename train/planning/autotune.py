@@ -163,6 +163,7 @@ def probe_run(target: ProbeTarget, decided: Plan, size: int) -> Measurement | Fa
     accumulation = min(preferred, max(1, share // size))
     effective = size * accumulation * decided.layout.replicas
     sizes: dict[str, Any] = {"micro_batch": size, "last_micro_batch": size, "accumulation": accumulation}
+    sizes["cuda_graphs"] = decided.cuda_graphs and accumulation == 1
     plan = dataclasses.replace(decided, **sizes, effective_batch=effective, memory=None)
     usable = target.memory(decided, size).usable_bytes
     outcomes = _run(target, plan, usable_bytes=usable)

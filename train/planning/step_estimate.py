@@ -71,4 +71,7 @@ def step_time_of(
         idle = idle_share(plan.layout, accumulation=plan.accumulation)
         reason = f"{time.reason}; of the slowest stage, which waits {idle:.1%} of a step and for exchanges"
         return replace(time, fastest_seconds=fast, slowest_seconds=slow, reason=reason)
+    if "update" in plan.compile_parts:
+        counted = f"the {found.launches.update:,} of the update are counted as they are not compiled"
+        return replace(time, reason=f"{time.reason}; {counted}")
     return time

@@ -129,7 +129,7 @@ class _MicroBatches:
     """
 
     def __init__(self, job: Job, live: LiveBytes) -> None:
-        self._live, self._task = live, job.task
+        self._live = live
         self._recorded: _Recorded | None = None
         self._accumulated = _Accumulated(job.model, live)
         self._read = 0  # events when the batch of the first micro-batch was there
@@ -138,8 +138,11 @@ class _MicroBatches:
         self.flop = Counter[torch.device]()  # of them
         self.launches_before_update, self.flop_before_update = 0, Counter[torch.device]()
         self.position_before_update = 0
+        training = functools.partial(self._training, job.task.training)
         own = {"targets_per_sample": job.task.targets_per_sample, "evaluation": job.task.evaluation}
-        job.task = cast("Task", SimpleNamespace(training=self._training, **own))
+        job.task = cast("Task", SimpleNamespace(training=training, **own))
+        if "loss" in job.plan.compile_parts:  # by the task that the model was compiled with
+            job.forward = functools.partial(self._training, job.forward)
 
     def run(self, job: Job, progress: Progress) -> Iterator[Sums]:
         """Yield the sums of each micro-batch of a step; the gradients are there at the end."""
@@ -221,9 +224,9 @@ class _MicroBatches:
 
         return tensor_of
 
-    def _training(self, forward: Forward, batch: Any) -> Sums:
+    def _training(self, run: Forward, *arguments: Any, **named: Any) -> Any:
         before, self._read = self._live.launches, self._live.position
-        sums = self._task.training(forward, batch)
+        found = run(*arguments, **named)
         self._forward += self._live.launches - before
         self._live.name_the_rest("activations")  # storages that outlive a forward pass
-        return sums
+        return found

@@ -38,7 +38,8 @@ class Sums:
 def pure(training: _Training) -> _Training:
     """Mark a `Task.training` that depends on model and batch alone, so that it is compiled with the model.
 
-    It keeps no state and asks the host for no value of a tensor. A method that overrides it is not marked.
+    It keeps no state and asks the host for no value of a tensor, nor does a method that it calls, which a
+    derived task may override. A method that overrides `training` itself is not marked.
     """
     vars(training)["is_pure"] = True
     return training

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from lib.config import Config
 from scripts.bench.compiled_memory import measured, peak
-from tests.support.training import CPU_TRIAL, random_data, small_config
-from train.planning.memory_estimate import plan_of
+from tests.support.training import CPU, CPU_TRIAL, random_data, small_config
+from train.planning.memory_estimate import plan_of, trace_memory
 from train.training_data import TrainingData
 
 with warnings.catch_warnings():
@@ -51,6 +51,18 @@ def test_no_compiler_of_code_is_called() -> None:
     calls = mock.Mock(side_effect=AssertionError("a compiler was called"))
     with mock.patch.object(subprocess, "check_output", calls), mock.patch.object(subprocess, "run", calls):
         assert peak(config, plan, data) > 0
+
+
+def test_a_loss_in_the_graph_is_traced_as_a_forward_pass() -> None:
+    config, data = case()
+    plan = plan_of(dataclasses.replace(CPU_TRIAL, compile=True))
+    traces = [
+        trace_memory(config, dataclasses.replace(plan, compile_parts=parts), data, hardware=CPU)
+        for parts in (("model",), ("model", "loss"))
+    ]
+    apart, within = (trace.launches for trace in traces)
+    assert 0 < within.forward <= apart.forward and 0 < within.backward <= apart.backward
+    assert all(trace.trace.at_peak()["activations"] > 0 for trace in traces)
 
 
 def test_what_does_not_compile_loads_no_compiler() -> None:

@@ -14,6 +14,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
 
 from lib.config import Config
+from lib.errors import ToolkitError
 from lib.nn import compile as compiling
 from lib.plan.planner import with_smaller_micro_batch
 from tests.support.tokens import small_lm_config, text_data
@@ -138,11 +139,16 @@ def metrics_of(sums: Sums) -> dict[str, float]:
 def test_a_smaller_micro_batch_does_without_graphs(graphs: Graphs) -> None:
     """Their gradients are overwritten by the next micro-batch, and here two are accumulated."""
     expected, job = jobs(texts)
-    for each in (expected, job):
-        smaller = with_smaller_micro_batch(each.plan)
-        assert smaller is not None and smaller.accumulation == 2 and not smaller.cuda_graphs
-        each.plan = smaller
+    smaller = with_smaller_micro_batch(expected.plan)
+    assert smaller is not None and smaller.accumulation == 2
+    expected.plan = smaller
+
+    def full(**_: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    job.replayed = full
     assert trained(job) == trained(expected) and graphs.replays == 0
+    assert not job.plan.cuda_graphs and "2 micro-batches" in job.plan.reasons["cuda_graphs"]
 
 
 @pytest.mark.parametrize("case", [texts, pytest.param(images, marks=pytest.mark.long)])
@@ -154,3 +160,41 @@ def test_steps_by_cuda_graphs_are_the_same(
     assert found == expected and len(found) == STEPS + 1
     assert graphs.replays == 2 * STEPS, "forward and backward of each step; the evaluation is not replayed"
     assert largest_difference(plain.model.state_dict(), replayed.model.state_dict()) == 0
+
+
+def test_more_shapes_than_torch_allows_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the groups of a network with layer-wise decay, which would silently run without a compiler."""
+    torch._dynamo.reset()
+    compiled_by = torch.compile
+    programs = list[fx.GraphModule]()
+
+    def count(graph: fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        programs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda each, **_: compiled_by(each, dynamic=False, backend=count))
+    double = compiling.compiled(lambda x: 2 * x)
+    for size in range(2, 22):
+        assert double(torch.ones(size)).sum() == 2 * size
+    assert len(programs) == 20
+
+
+def test_only_the_results_of_graphs_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = torch.ones(2)
+    model = nn.Module()
+    monkeypatch.setattr(model, "forward", lambda: (found, 3))
+    monkeypatch.setattr(torch, "compile", lambda each, **_: each)
+    assert compiling.compiled(model)()[0] is found
+    copied, number = compiling.replayed(model)()
+    assert copied is not found and torch.equal(copied, found) and number == 3
+
+
+def test_graphs_that_inductor_skips_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(torch, "compile", lambda each, **_: each)
+    forward = compiling.replayed(nn.Linear(2, 2))
+    forward(torch.ones(2))
+    monkeypatch.setitem(counters["inductor"], "cudagraph_skips", counters["inductor"]["cudagraph_skips"] + 1)
+    with pytest.raises(ToolkitError, match=r"no CUDA graphs can be made.*CONFIG_CUDA_GRAPHS=n"):
+        forward(torch.ones(2))

@@ -66,9 +66,9 @@ def test_a_stored_plan_is_read_with_its_parts_or_those_of_its_version(machine: s
         (
             "cpu-8g",
             {"compile": "manual", "compile_model": True},
-            "NOTE: CONFIG_CUDA_GRAPHS=y has no effect: only NVIDIA GPUs have them",
+            "NOTE: CONFIG_CUDA_GRAPHS=y has no effect: they are for NVIDIA GPUs only",
         ),
-        ("w7900", {"compile": "manual", "compile_model": True}, "no effect: only NVIDIA GPUs have them"),
+        ("w7900", {"compile": "manual", "compile_model": True}, "no effect: they are for NVIDIA GPUs only"),
         ("a10g", {"compile": "manual", "compile_model": False}, "no effect: nothing is compiled"),
         ("h100-80g-70g-free-x4", {}, "no effect: gradients are averaged over devices"),
         ("a10g", {"activation_offload": True}, "no effect: activations are offloaded"),

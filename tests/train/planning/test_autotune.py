@@ -18,6 +18,7 @@ from lib.errors import PlanError, ToolkitError
 from lib.plan import plan as make_plan
 from lib.plan.fitting import GAPS, Parts, StepSettings
 from lib.plan.probe_search import Failure, Measurement, Probed, search, smallest_near_best
+from lib.plan.types import Plan
 from tests.support.configs import ROOT, load_hardware, make_config, make_facts
 from tests.support.training import CPU, random_data
 from train.planning import autotune
@@ -254,6 +255,19 @@ def test_another_failure_is_no_matter_of_size(
     child(monkeypatch, program)
     with pytest.raises(ToolkitError, match=told):
         autotune.measure(bench)
+
+
+def test_a_size_that_accumulates_is_probed_without_cuda_graphs(
+    bench: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = list[Plan]()
+    answer = [{"status": "ok", "need_bytes": 5, "step_seconds": 1.0}]
+    monkeypatch.setattr(autotune, "_run", lambda _, plan, **__: plans.append(plan) or answer)
+    graphs = {"compile": True, "compile_parts": ("model", "loss"), "cuda_graphs": True}
+    decided = dataclasses.replace(bench.plan(), **graphs)
+    for size in (64, 16):
+        autotune.probe_run(bench, decided, size)
+    assert [(plan.accumulation, plan.cuda_graphs) for plan in plans] == [(1, True), (4, False)]
 
 
 def test_the_slowest_and_fullest_rank_counts(bench: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
