@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lib.scaling.laws import Point, interval
+from lib.scaling.laws import Floats, Point, interval
 from lib.scaling.noise import Noise
 
 BUDGETS, MIN_SIZES, MIN_OPTIMA = 5, 3, 3
@@ -48,8 +48,9 @@ def isoflops(points: Sequence[Point]) -> list[IsoFlop]:
     curves: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         curves[point.parameters][point.tokens].append(point.loss)
+    logs = {size: _log_curve(curve) for size, curve in curves.items()}
     return [
-        _parabola(flops, sizes, [_interpolate(curves[size], flops / (6 * size)) for size in sizes])
+        _parabola(flops, sizes, [_interpolate(*logs[size], flops / (6 * size)) for size in sizes])
         for flops, sizes in shared_budgets(points)
     ]
 
@@ -123,10 +124,14 @@ def growth(points: Sequence[Point], noise: Noise | None) -> Growth:
     return Growth(exponent=measured, interval=interval(drawn, level=NOISE_LEVEL))
 
 
-def _interpolate(curve: dict[float, list[float]], tokens: float) -> float:
+def _log_curve(curve: dict[float, list[float]]) -> tuple[Floats, Floats]:
+    """Return the logarithms of the amounts in ascending order, and of the mean loss at each."""
     amounts = sorted(curve)
-    losses = [np.log(np.mean(curve[amount])) for amount in amounts]
-    return float(np.exp(np.interp(np.log(tokens), np.log(amounts), losses)))
+    return np.log(amounts), np.log([sum(curve[amount]) / len(curve[amount]) for amount in amounts])
+
+
+def _interpolate(log_amounts: Floats, log_losses: Floats, tokens: float) -> float:
+    return float(np.exp(np.interp(np.log(tokens), log_amounts, log_losses)))
 
 
 def _parabola(flops: float, sizes: Sequence[float], losses: Sequence[float]) -> IsoFlop:

@@ -158,6 +158,7 @@ def _central_probability(t: Any, freedom: int) -> Values:
     return np.asarray((angle + sine * total) * 2 / math.pi if odd else sine * total)
 
 
+@functools.cache
 def t_quantile(probability: float, freedom: int) -> float:
     """Return t with P(T <= t) = probability >= 0.5."""
     central = functools.partial(_central_probability, freedom=freedom)
