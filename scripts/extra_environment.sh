@@ -6,6 +6,7 @@ set -euo pipefail
 python=$1 requirements=$2 place=$3
 cmp -s "$requirements" "$place/.installed" && exit
 rm -rf "$place"
+trap '[ -e "$place/.installed" ] || rm -rf "$place"' EXIT
 "$python" -m venv "$place"
 site='import sysconfig; print(sysconfig.get_path("purelib"))'
 "$python" -c "$site" >"$("$place/bin/python" -c "$site")/base.pth"

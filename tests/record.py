@@ -41,6 +41,7 @@ from lib.kconf.extremes import make_extreme
 from lib.kconf.tree import load_own_tree
 from lib.kconf.write import full_text
 from lib.plan.gpus import parse_gpu
+from lib.runs.identity import hashed_values
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "fixtures" / "record"
@@ -71,7 +72,7 @@ RUNS: dict[str, tuple[str, dict[str, str]]] = {
     "resnet_bk": ("resnet_bk", {"DATA_LIMIT": "512", "TARGET_EFFECTIVE_BATCH": "16"}),
     "latentwire": ("latentwire-tiny", {"FROZEN_STEPS": "5"}),
 }
-ASSIGNED = re.compile(r"^(?:# )?CONFIG_(\w+)(?:=| is not set$)")
+ASSIGNED = re.compile(r"^(?:# )?CONFIG_(\w+)(?:=| is not set$)", re.MULTILINE)
 # Options that more models have since the record was written, with the value that changes nothing.
 WIDENED = {'CONFIG_INITIAL_WEIGHTS=""'}
 # Recipes that were replaced by faster ones since.
@@ -136,6 +137,22 @@ def configurations(numbers: Sequence[int] = range(RANDOM)) -> dict[str, Any]:
         except ConfigError as error:
             found[name] = [str(error), *error.findings]
     return {name: of_the_record(name, lines, written) for name, lines in found.items()} if written else found
+
+
+def newer_in_identities(numbers: Sequence[int]) -> dict[str, set[str]]:
+    """Return the options of an identity that a recorded configuration has not, by its name.
+
+    numbers: of the random ones.
+    """
+    found = dict[str, set[str]]()
+    names = {f"random-{number:03}" for number in numbers} | set(SHIPPED) - REPLACED
+    for name, lines in read("configurations").items():
+        if name not in names or not (own := set(ASSIGNED.findall("\n".join(lines)))):
+            continue  # newer than the record, or refused
+        counted = hashed_values(kconf.load_written("\n".join(lines) + "\n", root=ROOT).in_effect)
+        if newer := counted.keys() - own:
+            found[name] = newer
+    return found
 
 
 def of_the_record(name: str, lines: Sequence[str], written: Mapping[str, Sequence[str]]) -> list[str]:

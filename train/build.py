@@ -84,7 +84,7 @@ def make_job(
         model=model,
         wrapped=wrapped,
         forward=_forward(plan, model, wrapped),
-        replayed=_replayed(plan, wrapped),
+        cuda_graph_forward=_cuda_graph_forward(plan, wrapped),
         keeping=_keeping(config, plan, model),
         reseeds=bool(data.facts.inexact),
         dropouts=dropouts(model),
@@ -256,12 +256,12 @@ def _forward(plan: Plan, model: nn.Module, wrapped: nn.Module) -> Forward:
     return compiled_forward(model, wrapped)
 
 
-def _replayed(plan: Plan, wrapped: nn.Module) -> Forward | None:
+def _cuda_graph_forward(plan: Plan, wrapped: nn.Module) -> Forward | None:
     if not plan.cuda_graphs:
         return None
-    from lib.nn.compile import replayed
+    from lib.nn.compile import cuda_graph_forward
 
-    return replayed(wrapped)
+    return cuda_graph_forward(wrapped)
 
 
 def _keeping(config: Config, plan: Plan, model: nn.Module) -> contextlib.AbstractContextManager[Any]:

@@ -131,7 +131,7 @@ class Job:
     model: nn.Module  # holds the weights
     wrapped: nn.Module  # the model, averaging gradients over ranks
     forward: Forward  # the wrapped model, perhaps compiled, perhaps with the loss in it
-    replayed: Forward | None  # the same for training by CUDA graphs
+    cuda_graph_forward: Forward | None  # the same for training by CUDA graphs
     keeping: AbstractContextManager[Any]  # for training forward passes: activation offloading
     reseeds: bool  # torch's generator, for layers that draw from it
     dropouts: tuple[Dropout, ...]  # modules of the model

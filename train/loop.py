@@ -60,6 +60,8 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     Returns the last evaluation. Raises Diverged if the loss is not finite, OutOfMemory if no smaller
     micro-batch can be used; Stopped, after saving, on SIGINT and SIGTERM.
     """
+    if job.plan.compile:
+        job.record.log("The first step is compiled, which takes seconds to minutes")
     logged, logged_at = Totals(), _counters(job, progress)
     evaluation: dict[str, float] = {}
     asynchronous = job.saves_beside or job.config.checkpoints.checkpoint_async
@@ -125,8 +127,13 @@ def optimizer_step(
         discard_statistics(job.model)
         if job.carry is not None:
             job.carry.discard()
+        if job.cuda_graph_forward is not None:
+            from lib.nn.compile import release_programs
+
+            job.cuda_graph_forward = None
+            release_programs()  # else graphs of the size that did not fit keep their memory
         job.backend.release_memory()
-        job.plan, job.replayed = _smaller_plan(job, reason), None
+        job.plan = _smaller_plan(job, reason)
     try:
         _update(job, progress, count=sum(part.count for part in parts))
     except (RuntimeError, MemoryError) as error:
@@ -208,7 +215,7 @@ def accumulate_gradients(job: Job, progress: Progress) -> Generator[Sums, None, 
 def _training_sums(job: Job, batch: Batch) -> Sums:
     if "loss" not in job.plan.compile_parts:
         return job.task.training(job.forward, batch)
-    forward = job.forward if job.replayed is None else job.replayed
+    forward = job.forward if job.cuda_graph_forward is None else job.cuda_graph_forward
     return Sums(*forward(batch=(batch.inputs, batch.targets, batch.weights, batch.mixed)))
 
 

@@ -13,9 +13,8 @@ from lib.devices.backend import is_out_of_memory
 from lib.errors import ToolkitError
 from lib.memory.simulation import simulated
 
-# Programs of one function: for lengths of texts, shapes of matrices, groups of parameters. Beyond torch's
-# limit of 8 it would run without the compiler, and only a warning would say so.
-PROGRAMS = 256
+# Programs of a function: for lengths of texts, shapes of matrices, groups of parameters. Torch has 8.
+RECOMPILE_LIMIT = 256
 
 
 @runtime_checkable
@@ -34,22 +33,20 @@ def compiled_forward(model: nn.Module, wrapped: nn.Module) -> Callable[..., Any]
     return wrapped
 
 
-def replayed(model: nn.Module) -> Callable[..., Any]:
+def cuda_graph_forward(model: nn.Module) -> Callable[..., Any]:
     """Compile `model` to CUDA graphs, with results that the next call does not overwrite.
 
-    It overwrites the gradients of the one before, and has to find parameters, buffers and tensors that are
-    attributes of modules at the same addresses. Raises ToolkitError in the second call, when the backward
-    pass is compiled, too, where Inductor could not make graphs.
+    A call overwrites the gradients of the one before, and has to find parameters, buffers and tensors that
+    are attributes of modules at the same addresses. Raises ToolkitError where Inductor did not make graphs
+    in an earlier call; of a backward pass that is known only afterwards.
     """
     from torch._dynamo.utils import counters  # the compiler, which takes a second to load
 
-    forward, calls = compiled(model, options={"triton.cudagraphs": True}), 0
+    forward = compiled(model, options={"triton.cudagraphs": True})
     skipped = counters["inductor"]["cudagraph_skips"]
 
     def own(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2 and counters["inductor"]["cudagraph_skips"] > skipped:
+        if counters["inductor"]["cudagraph_skips"] > skipped:
             why = "Inductor skipped them; TORCH_LOGS=cudagraphs says why"
             raise ToolkitError("no CUDA graphs can be made", why=why, todo="set CONFIG_CUDA_GRAPHS=n")
         # So that the graph of the first step serves for all.
@@ -57,6 +54,13 @@ def replayed(model: nn.Module) -> Callable[..., Any]:
         return tree_map_only(torch.Tensor, torch.clone, forward(*arguments, **named))
 
     return own
+
+
+def release_programs() -> None:
+    """Free all compiled programs, and the memory of CUDA graphs. What is called again is compiled again."""
+    from torch._dynamo import reset
+
+    reset()
 
 
 def compiled(model: Callable[..., Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
@@ -75,14 +79,16 @@ def compiled(model: Callable[..., Any], *, options: dict[str, Any] | None = None
         raise _compile_error(error) from error
     # Imported here because it loads the compiler, which takes a second.
     from torch._dynamo import config as limits
-    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
-    limits.recompile_limit = max(limits.recompile_limit, PROGRAMS)
+    limits.recompile_limit = max(limits.recompile_limit, RECOMPILE_LIMIT)
+    # Else a function would run without the compiler from then on, and only a warning would say so.
+    limits.fail_on_recompile_limit_hit = True
 
     def guarded(*arguments: Any, **named: Any) -> Any:
         try:
             return forward(*arguments, **named)
-        except TorchDynamoException as error:
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             if is_out_of_memory(error):
                 raise
             raise _compile_error(error) from error

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib.plan.types import CompilePart, ConfigView, Decision, Kind, ModelFacts
+from lib.units import some_of
 
 # Rules of an update, by CONFIG_OPTIMIZER, that are compiled; others have a fused kernel in torch.
 _RULES = {"muon": "Muon's update of matrices", "adam_atan2": "Adam-atan2's update"}
+
+ACCUMULATES = "gradients are accumulated over micro-batches"  # each replay would overwrite them
 
 
 def choose_parts(config: ConfigView, facts: ModelFacts) -> Decision[tuple[CompilePart, ...]]:
@@ -37,9 +40,9 @@ def choose_graphs(
         "they are for NVIDIA GPUs only": device != "cuda",
         "nothing is compiled": not parts,
         "gradients are averaged over devices": world > 1,
-        f"gradients of {accumulation} micro-batches are accumulated": accumulation > 1,
+        ACCUMULATES: accumulation > 1,
         "the loss is not compiled with the model": "loss" not in parts,
-        f"{', '.join(facts.inexact)} draw random numbers": bool(facts.inexact),
+        f"random numbers may be drawn by {some_of(facts.inexact)}": bool(facts.inexact),
         "activations are offloaded": config.activation_offload,
     }
     why = next((name for name, is_there in obstacles.items() if is_there), "")

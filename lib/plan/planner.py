@@ -201,6 +201,7 @@ def with_smaller_micro_batch(plan: Plan) -> Plan | None:
         "memory": "less than at the micro-batch at which it ran out",
     }
     if plan.cuda_graphs:
-        why = f"gradients of {split.accumulation} micro-batches are accumulated"
-        reasons["cuda_graphs"] = f"NOTE: CONFIG_CUDA_GRAPHS=y has no effect: {why}"
+        from lib.plan.compile_parts import ACCUMULATES
+
+        reasons["cuda_graphs"] = f"NOTE: CONFIG_CUDA_GRAPHS=y has no effect: {ACCUMULATES}"
     return replace(plan, **asdict(split), memory=None, cuda_graphs=False, reasons=reasons)

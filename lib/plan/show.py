@@ -14,12 +14,11 @@ from lib.plan.numerics import precision_problem
 from lib.plan.placement import STEP_COMPILER, Placement
 from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, ConfigView, Memory, ModelFacts, Plan
 from lib.plugins import MODELS
-from lib.units import bytes_text, value_text
+from lib.units import bytes_text, some_of, value_text
 
 if TYPE_CHECKING:
     from lib.plan.probe_search import Probed
 
-_SHOWN = 4  # modules that are named
 NARROW_COLUMNS = 72  # below this a reason goes under its value, not beside it
 
 # Words with which a reason warns, or says that a request is met in another way.
@@ -58,9 +57,10 @@ def compact_text(plan: Plan, *, columns: int) -> str:
     shown = ("device", "effective batch")
     decisions = [(name, text) for name, _, text in named_decisions(plan) if name not in shown]
     rows += [(name, text) for name, text in decisions if WARNS.search(text)]
+    width = max(9, *(len(name) for name, _ in rows)) + 1
     lines = ["Plan (make plan shows every value with its reason; V=1 does it here)"]
     for name, text in rows:
-        lines += hanging(f"  {name:<10}", text, columns=columns, indent="    ")
+        lines += hanging(f"  {name:<{width}}", text, columns=columns, indent="    ")
     return "\n".join(lines)
 
 
@@ -212,8 +212,7 @@ def why_norm_batch(config: ConfigView, facts: ModelFacts) -> str:
     """Explain over which samples batch normalisation computes its statistics, and what else is not exact."""
     layers = f"; {facts.layers}" if facts.layers else ""
     if facts.inexact:
-        shown = ", ".join(facts.inexact[:_SHOWN])
-        shown += f" and {len(facts.inexact) - _SHOWN} more" if len(facts.inexact) > _SHOWN else ""
+        shown = some_of(facts.inexact)
         layers += f"; NOTE: no trial showed these to be independent of the micro-batch: {shown}; torch's "
         layers += "generator is seeded by (seed, step, sample), so that runs can be repeated and resumed"
     return _why_norm_batch(config, facts) + layers

@@ -26,7 +26,7 @@ _LAUNCH = ("NUM_DEVICES", "DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS")
 _WEIGHTS = "INITIAL_WEIGHTS"
 _EXCLUDED = {
     *_LAUNCH,
-    *("DIST_STAGES", "DIST_NETWORK_GBIT"),
+    *("DIST_STAGES", "DIST_NETWORK_GBIT", "CUDA_GRAPHS"),
     *("TABLE_SCALE", "DATA_DOWNLOAD", "DATA_PLACEMENT", "NUM_WORKERS", "PREFETCH", "AUGMENT_AHEAD"),
     *("OOM_RETRY", "LOG_INTERVAL_STEPS", "LOG_SECONDS", "CHECKPOINT_INTERVAL_STEPS", "CHECKPOINT_SECONDS"),
     *("CHECKPOINT_ASYNC", "CHECKPOINT_ASYNC_MB", "CHECKPOINT_FORMAT", "CHECKPOINT_URL", "KEEP_LAST"),
@@ -60,7 +60,7 @@ def identity(in_effect: Mapping[str, Value]) -> str:
         content = initial_digest(in_effect)
     except ToolkitError:  # training says so; here another machine's files may be meant
         content = None
-    return _digest_with(_training_values(in_effect), content)
+    return _digest_with(hashed_values(in_effect), content)
 
 
 def initial_digest(in_effect: Mapping[str, Value]) -> str | None:
@@ -136,7 +136,7 @@ def is_identity(
     stored: reads the values of every symbol as the run stored them, None if it has none. Called only if
     `known` may come from a tree that hashed all of them; they must then have that hash.
     """
-    wanted = _training_values(resolved.in_effect)
+    wanted = hashed_values(resolved.in_effect)
     # Initial weights were once hashed by their path, and the strategy, too.
     paths = _digest_with(wanted, None), _digest(wanted)
     if known in (identity(resolved.in_effect), _digest_with(wanted, content), *paths):
@@ -154,7 +154,8 @@ def former_identity(values: Mapping[str, Value]) -> str:
     return _digest(kept)
 
 
-def _training_values(values: Mapping[str, Value]) -> dict[str, Value]:
+def hashed_values(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return what an identity counts of `in_effect` values, directories by a hash of what is in them."""
     kept = (name for name in values if name not in _EXCLUDED and not name.startswith(_GROUPS))
     return {name: _content(name, values[name]) if name in DIRECTORIES else values[name] for name in kept}
 

@@ -26,7 +26,7 @@ from scripts.bench.interleaved_timing import table
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ("lenet5", "resnet18", "gpt2-shakespeare")
 PRECISIONS = ("fp32", "bf16")
-NOT_INSTALLED = "Lightning, accelerate and Trainer cannot be installed, so nothing is compared"
+NOT_INSTALLED = "nothing is compared: the other programs cannot be installed; is PyPI reachable?"
 
 
 def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
@@ -39,7 +39,7 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
     script = ROOT / "scripts" / "extra_environment.sh"
     if subprocess.run([script, sys.executable, requirements, place], check=False).returncode:
         print(NOT_INSTALLED)
-        return 0
+        return 1
     python, figures = place / "bin" / "python", list[dict[str, Any]]()
     for case in CASES:
         for precision in PRECISIONS:

@@ -21,6 +21,7 @@ from lib.data.loader import Batch
 from lib.data.types import Spec, TextSpec
 from lib.errors import ToolkitError
 from lib.memory.allocator import replay
+from lib.nn.compile import release_programs
 from lib.plan.fitting import GAPS, Parts
 from scripts.gpu_check.cases import (
     CASES,
@@ -195,6 +196,7 @@ def _use_libraries(dtype: torch.dtype, note: Callable[[str], None]) -> None:
 
 def _start_afresh(limit_bytes: int | None) -> None:
     torch.cuda.init()  # type: ignore[no-untyped-call]  # statistics cannot be reset before
+    release_programs()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

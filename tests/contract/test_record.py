@@ -27,6 +27,12 @@ def test_configurations_compare_equal(numbers: range) -> None:
     assert record.changed(record.configurations(numbers), known) == {}
 
 
+@pytest.mark.slow
+def test_options_newer_than_the_record_leave_identities_as_they_were() -> None:
+    """Else no run from before would be resumed, and a sweep would train all its runs again."""
+    assert record.newer_in_identities(range(0, record.RANDOM, 10)) == {}
+
+
 @pytest.mark.parametrize(
     ("found", "different"),
     [

@@ -20,6 +20,7 @@ from lib.devices.probe import environment
 from lib.errors import PlanError, ToolkitError, os_error, signal_name
 from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import digest_of, sources_of
+from lib.plan.compile_parts import choose_graphs
 from lib.plan.fitting import MemoryEstimator, divisors, predicted, smallest_accepted, step_settings
 from lib.plan.placement import place, refuse_static_shapes
 from lib.plan.probe_search import Failure, Measurement, Probed, search
@@ -163,8 +164,10 @@ def probe_run(target: ProbeTarget, decided: Plan, size: int) -> Measurement | Fa
     accumulation = min(preferred, max(1, share // size))
     effective = size * accumulation * decided.layout.replicas
     sizes: dict[str, Any] = {"micro_batch": size, "last_micro_batch": size, "accumulation": accumulation}
-    sizes["cuda_graphs"] = decided.cuda_graphs and accumulation == 1
-    plan = dataclasses.replace(decided, **sizes, effective_batch=effective, memory=None)
+    on: dict[str, Any] = {"device": decided.device, "world": decided.world, "accumulation": accumulation}
+    graphs = choose_graphs(target.config, target.data.facts, decided.compile_parts, **on).value
+    sizes |= {"cuda_graphs": graphs, "effective_batch": effective}
+    plan = dataclasses.replace(decided, **sizes, memory=None)
     usable = target.memory(decided, size).usable_bytes
     outcomes = _run(target, plan, usable_bytes=usable)
     if isinstance(outcomes, str):

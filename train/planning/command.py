@@ -9,7 +9,7 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,12 @@ from lib.plan.placement import STEP_COMPILER, by_requested_backend, of_all_nodes
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import LAUNCH_SECONDS, StepTime
 from lib.plan.sharding import Links
-from lib.plan.show import format_need, show
+from lib.plan.show import WARNS, format_need, named_decisions, show
 from lib.plan.sizing import Candidate
 from lib.plan.strategy_table import format_strategies
 from lib.plan.types import STATIC_SHAPES, Hardware, Memory, Plan
 from lib.tiers import with_tier
-from lib.units import aligned, columns, flop_text, range_text
+from lib.units import aligned, columns, flop_text, range_text, some_of
 from train.adapters import without_files
 from train.base_run import base_of, check_base
 from train.initial_weights import initial_weights
@@ -341,6 +341,8 @@ def _compare(
         print(line)
     print("\nbatch: samples at a time x micro-batches of each device; memory: predicted need of each device")
     print(f"Sorted by {'money' if price else 'time'}, which is an estimate {NOT_COUNTED}.")
+    for note, machines in _notes(found_of).items():
+        print(f"{note} ({some_of(machines)})")
     sources: dict[str, list[str]] = {}
     for name, found in found_of.items():
         if isinstance(found, Outlook) and found.cost.price is not None:
@@ -351,6 +353,17 @@ def _compare(
 
 
 _HEAD = ("GPU", "batch", "numerics", "memory", "step", "training", "energy", "money", "fits")
+
+
+def _notes(found_of: Mapping[str, Outlook | PlanError]) -> dict[str, list[str]]:
+    """Return what plans do in another way than was set, each with the machines that it is so on."""
+    notes: dict[str, list[str]] = {}
+    for name, found in found_of.items():
+        for what, _, reason in () if isinstance(found, PlanError) else named_decisions(found.plan):
+            if WARNS.search(reason) and what != "memory":  # that has a column
+                note = f"{what}: {reason[max(0, reason.find('NOTE')) :]}"
+                notes.setdefault(note, []).append(name)
+    return notes
 
 
 def _rank(found: Outlook | PlanError, price: str) -> tuple[float, ...]:

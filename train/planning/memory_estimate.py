@@ -208,9 +208,8 @@ def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Ha
 
     effective_batch = plan.shares[0]
     layout = plan.layout.replica
-    alone = dataclasses.replace(
-        plan, world=1, strategy=layout.strategy, shard=1, effective_batch=effective_batch
-    )
+    own: dict[str, Any] = {"strategy": layout.strategy, "effective_batch": effective_batch}
+    alone = dataclasses.replace(plan, world=1, shard=1, cuda_graphs=False, **own)  # graphs hide operators
     config = to_measure(config)
     live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
     with simulation(plan.device):

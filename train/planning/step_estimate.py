@@ -72,6 +72,6 @@ def step_time_of(
         reason = f"{time.reason}; of the slowest stage, which waits {idle:.1%} of a step and for exchanges"
         return replace(time, fastest_seconds=fast, slowest_seconds=slow, reason=reason)
     if "update" in plan.compile_parts:
-        counted = f"the {found.launches.update:,} of the update are counted as they are not compiled"
+        counted = f"the update is compiled, but counted with its {found.launches.update:,} operators"
         return replace(time, reason=f"{time.reason}; {counted}")
     return time

@@ -277,7 +277,8 @@ def static_graph(candidate: Candidate) -> tuple[bool, str]:
     if isinstance(job.model, IteratesToConvergence):
         return True, "not checked: states are iterated until they converge, with synchronization"
     report = lint(lambda step: loop.optimizer_step(job, Progress(step=step)))
-    return report.is_static, "; ".join(report.lines())
+    unchecked = ["CUDA graphs are not checked"] * candidate.plan.cuda_graphs
+    return report.is_static, "; ".join([*report.lines(), *unchecked])
 
 
 def learning_rates(candidate: Candidate) -> tuple[bool, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -136,8 +138,10 @@ def metrics_of(sums: Sums) -> dict[str, float]:
     return {name: float(value) for name, value in sums.metrics.items()}
 
 
-def test_a_smaller_micro_batch_does_without_graphs(graphs: Graphs) -> None:
+def test_a_smaller_micro_batch_does_without_graphs(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients are overwritten by the next micro-batch, and here two are accumulated."""
+    released = list[str]()
+    monkeypatch.setattr(compiling, "release_programs", lambda: released.append("programs"))
     expected, job = jobs(texts)
     smaller = with_smaller_micro_batch(expected.plan)
     assert smaller is not None and smaller.accumulation == 2
@@ -146,9 +150,11 @@ def test_a_smaller_micro_batch_does_without_graphs(graphs: Graphs) -> None:
     def full(**_: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
-    job.replayed = full
+    job.cuda_graph_forward = full
+    monkeypatch.setattr(job.backend, "release_memory", lambda: released.append("memory"))
     assert trained(job) == trained(expected) and graphs.replays == 0
-    assert not job.plan.cuda_graphs and "2 micro-batches" in job.plan.reasons["cuda_graphs"]
+    assert not job.plan.cuda_graphs and "accumulated" in job.plan.reasons["cuda_graphs"]
+    assert job.cuda_graph_forward is None and released == ["programs", "memory"]
 
 
 @pytest.mark.parametrize("case", [texts, pytest.param(images, marks=pytest.mark.long)])
@@ -164,19 +170,47 @@ def test_steps_by_cuda_graphs_are_the_same(
 
 def test_more_shapes_than_torch_allows_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the groups of a network with layer-wise decay, which would silently run without a compiler."""
-    torch._dynamo.reset()
-    compiled_by = torch.compile
-    programs = list[fx.GraphModule]()
-
-    def count(graph: fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
-        programs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", lambda each, **_: compiled_by(each, dynamic=False, backend=count))
+    programs = doubling_programs(monkeypatch)
     double = compiling.compiled(lambda x: 2 * x)
     for size in range(2, 22):
         assert double(torch.ones(size)).sum() == 2 * size
     assert len(programs) == 20
+
+
+def test_what_would_run_without_the_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubling_programs(monkeypatch)
+    monkeypatch.setattr(compiling, "RECOMPILE_LIMIT", 8)
+    with torch._dynamo.config.patch(recompile_limit=8):
+        double = compiling.compiled(lambda x: 2 * x)
+        for size in range(2, 10):
+            double(torch.ones(size))
+        with pytest.raises(ToolkitError, match=r"torch.compile cannot run here.*recompile_limit"):
+            double(torch.ones(10))
+
+
+def test_programs_that_are_released_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With them, on a GPU, the memory of their graphs."""
+    programs = doubling_programs(monkeypatch)
+    compiling.compiled(lambda x: 2 * x)(torch.ones(2))
+    program = weakref.ref(programs.pop())
+    gc.collect()
+    assert program() is not None
+    compiling.release_programs()
+    gc.collect()
+    assert program() is None
+
+
+def doubling_programs(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
+    """The programs that torch.compile makes from now on."""
+    torch._dynamo.reset()
+    compiled_by, programs = torch.compile, list[fx.GraphModule]()
+
+    def note(graph: fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        programs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda each, **_: compiled_by(each, dynamic=False, backend=note))
+    return programs
 
 
 def test_only_the_results_of_graphs_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +219,7 @@ def test_only_the_results_of_graphs_are_copied(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(model, "forward", lambda: (found, 3))
     monkeypatch.setattr(torch, "compile", lambda each, **_: each)
     assert compiling.compiled(model)()[0] is found
-    copied, number = compiling.replayed(model)()
+    copied, number = compiling.cuda_graph_forward(model)()
     assert copied is not found and torch.equal(copied, found) and number == 3
 
 
@@ -193,8 +227,9 @@ def test_graphs_that_inductor_skips_are_an_error(monkeypatch: pytest.MonkeyPatch
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(torch, "compile", lambda each, **_: each)
-    forward = compiling.replayed(nn.Linear(2, 2))
-    forward(torch.ones(2))
+    forward = compiling.cuda_graph_forward(nn.Linear(2, 2))
+    for _ in range(3):  # such as lengths of texts, each with graphs of its own
+        forward(torch.ones(2))
     monkeypatch.setitem(counters["inductor"], "cudagraph_skips", counters["inductor"]["cudagraph_skips"] + 1)
     with pytest.raises(ToolkitError, match=r"no CUDA graphs can be made.*CONFIG_CUDA_GRAPHS=n"):
         forward(torch.ones(2))

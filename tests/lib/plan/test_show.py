@@ -9,7 +9,7 @@ import re
 import pytest
 
 from lib.plan import plan
-from lib.plan.show import WARNS, compact_text, plain_text, show
+from lib.plan.show import WARNS, compact_text, named_decisions, plain_text, show
 from lib.plan.types import Plan
 from tests.support.configs import load_hardware, make_config, make_facts
 
@@ -97,6 +97,7 @@ def test_a_compact_plan_has_at_most_eight_lines_besides_its_warnings() -> None:
         ({"activation_offload": True}, "CONFIG_ACTIVATION_OFFLOAD=y does nothing here"),
         ({"precision": "bf16"}, "slow, because the CPU has no bf16 instructions"),
         ({"num_devices": 16, "model": "lenet5"}, "so they wait for each other"),
+        ({"cuda_graphs": True}, "CONFIG_CUDA_GRAPHS=y has no effect"),
     ],
 )
 def test_a_compact_plan_drops_no_warning(changes: dict[str, object], warning: str) -> None:
@@ -105,6 +106,9 @@ def test_a_compact_plan_drops_no_warning(changes: dict[str, object], warning: st
     for columns in (60, 100):
         text = compact_text(decided, columns=columns)
         assert words_of(warning) in words_of(text)
+        names = {name for name, _, _ in named_decisions(decided)} | {"batch", "numerics", "memory"}
+        labelled = [line[2:] for line in text.splitlines()[1:] if line[2] != " "]
+        assert all(any(f"{line} ".startswith(f"{name} ") for name in names) for line in labelled)
         for field in dataclasses.fields(decided):
             if WARNS.search(decided.reasons.get(field.name, "")):
                 assert words_of(decided.reasons[field.name]) in words_of(text), field.name

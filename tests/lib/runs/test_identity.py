@@ -217,7 +217,7 @@ def test_the_strategy_is_no_part_of_the_identity(kconfig: Path) -> None:
     assert identity(ddp.in_effect) == identity(auto.in_effect)
     known = hashlib.sha256(b"").hexdigest()[:8]
     assert not is_identity(known, ddp, stored=lambda: None)
-    before = run_identity._digest(run_identity._training_values(ddp.in_effect))
+    before = run_identity._digest(run_identity.hashed_values(ddp.in_effect))
     assert before != identity(ddp.in_effect) and is_identity(before, ddp, stored=lambda: None)
 
 

@@ -58,7 +58,7 @@ def test_nothing_is_compared_where_nothing_can_be_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, **_: answer(command, installs=1))
-    assert peers.compare_all([], out=None) == 0
+    assert peers.compare_all([], out=None) == 1
     assert capsys.readouterr().out == f"{peers.NOT_INSTALLED}\n"
 
 

@@ -257,17 +257,24 @@ def test_another_failure_is_no_matter_of_size(
         autotune.measure(bench)
 
 
+@pytest.mark.parametrize("planned", [(64, 1), (16, 4)])
 def test_a_size_that_accumulates_is_probed_without_cuda_graphs(
-    bench: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+    planned: tuple[int, int], bench: ProbeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And one that does not with them, whatever was planned by prediction."""
     plans = list[Plan]()
+    options = dataclasses.replace(bench.config.compilation, cuda_graphs=True)
+    data = dataclasses.replace(bench.data, facts=dataclasses.replace(bench.data.facts, loss_apart=""))
+    bench = dataclasses.replace(bench, config=bench.config.replace(compilation=options), data=data)
     answer = [{"status": "ok", "need_bytes": 5, "step_seconds": 1.0}]
     monkeypatch.setattr(autotune, "_run", lambda _, plan, **__: plans.append(plan) or answer)
-    graphs = {"compile": True, "compile_parts": ("model", "loss"), "cuda_graphs": True}
-    decided = dataclasses.replace(bench.plan(), **graphs)
+    size, accumulation = planned
+    sizes = {"micro_batch": size, "last_micro_batch": size, "accumulation": accumulation, "device": "cuda"}
+    compiled = {"compile": True, "compile_parts": ("model", "loss"), "cuda_graphs": accumulation == 1}
+    decided = dataclasses.replace(bench.plan(), **sizes, **compiled)
     for size in (64, 16):
         autotune.probe_run(bench, decided, size)
-    assert [(plan.accumulation, plan.cuda_graphs) for plan in plans] == [(1, True), (4, False)]
+    assert [(plan.accumulation > 1, plan.cuda_graphs) for plan in plans] == [(False, True), (True, False)]
 
 
 def test_the_slowest_and_fullest_rank_counts(bench: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:

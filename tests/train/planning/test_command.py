@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from lib import kconf
-from lib.config import Config
+from lib.config import CompileOptions, Config
 from lib.devices.host import ALLOCATOR_VARIABLES
 from lib.errors import ConfigError, PlanError
 from lib.nn.activation_checkpointing import Recompute, configure_recomputation
@@ -258,6 +258,16 @@ def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
     assert head.split()[0] == "GPU" and large.endswith("  yes") and told.startswith("Sorted by time, ")
     assert legend.startswith("batch: samples at a time x micro-batches")
     assert small.startswith("t4") and small.endswith("no: MORE than there is")
+
+
+@pytest.mark.slow
+def test_what_machines_do_otherwise_than_was_set_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    config = small_config(compilation=CompileOptions(compile="auto", compile_model=None, cuda_graphs=True))
+    data = random_data(config, shape=(1, 28, 28), train_size=640)
+    assert _compare(config, data, ("t4", "rtx3090", "mi300x", "w7900"), as_json=False) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cuda graphs: ")]
+    assert len(notes) == 2
+    assert any(line.endswith("are for NVIDIA GPUs only (mi300x, w7900)") for line in notes)
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lib.plan.types import CompilePart
@@ -11,6 +13,25 @@ from train.planning.memory_estimate import trace_memory
 from train.planning.step_estimate import step_time_of
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+def test_a_step_by_cuda_graphs_is_traced_as_any_other() -> None:
+    """They hide its operators, and what the backward pass keeps."""
+    config = small_config()
+    data = data_of(config)
+    data = dataclasses.replace(data, facts=dataclasses.replace(data.facts, loss_apart=""))
+    traces = [
+        trace_memory(
+            config,
+            small_plan(8, compile=True, compile_parts=("model", "loss"), cuda_graphs=graphs),
+            data,
+            hardware=CPU,
+        )
+        for graphs in (False, True)
+    ]
+    assert traces[0] == traces[1] and traces[0].launches.forward > 4
 
 
 def test_a_compiled_update_is_counted_as_one_that_is_not() -> None:
@@ -25,5 +46,5 @@ def test_a_compiled_update_is_counted_as_one_that_is_not() -> None:
         assert time is not None
         reasons.append(time.reason)
     without, counted = reasons
-    what = f"the {found.launches.update:,} of the update are counted as they are not compiled"
+    what = f"the update is compiled, but counted with its {found.launches.update:,} operators"
     assert counted == f"{without}; {what}" and found.launches.update > 10

@@ -206,7 +206,12 @@ def test_a_loss_that_is_another_after_the_round_trip(
 @pytest.mark.slow
 def test_static_graph(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     passed, told = checks.static_graph(candidate)
-    assert passed and told.startswith("one graph of ")
+    assert passed and told.startswith("one graph of ") and "CUDA" not in told
+    graphs = {"compile": True, "compile_parts": ("model", "loss"), "accumulation": 1, "cuda_graphs": True}
+    _, told = checks.static_graph(
+        dataclasses.replace(candidate, plan=dataclasses.replace(candidate.plan, **graphs))
+    )
+    assert "CUDA graphs are not checked" in told
 
     def looks(logits: Any) -> Any:
         assert logits.sum().item() < 100
