@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str], *, root: Path) -> int:
     return run_main(lambda: _run(_parser().parse_args(arguments), root), is_listing=True)
 
 
+@functools.cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kconf.py", description="Configuration of training runs", allow_abbrev=False

@@ -16,9 +16,9 @@ A block is a dictionary that JSON can hold. Beside "title" and "note" its "kind"
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -95,9 +95,8 @@ def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Secti
     atomic.save(path, page, todo="OUT= names another file")
 
 
-def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:
-    """Return the page as HTML. All texts are escaped: they come from runs."""
-    script = (_TEMPLATES / "chart.js").read_text(encoding="utf-8")
+@functools.cache
+def _page() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -106,8 +105,18 @@ def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}  # not sorted: the first axis counts
-    environment.globals |= {"drawn": partial(extremes, most=_DRAWN), "geometry": GEOMETRY, **GEOMETRY}
-    return environment.get_template("page.html.j2").render(
+    environment.globals |= {
+        "drawn": functools.partial(extremes, most=_DRAWN),
+        "geometry": GEOMETRY,
+        **GEOMETRY,
+    }
+    return environment.get_template("page.html.j2")
+
+
+def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:
+    """Return the page as HTML. All texts are escaped: they come from runs."""
+    script = (_TEMPLATES / "chart.js").read_text(encoding="utf-8")
+    return _page().render(
         title=title,
         summary=summary,
         sections=sections,
