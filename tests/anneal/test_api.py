@@ -230,7 +230,7 @@ def test_what_cannot_begin_is_an_error_with_its_reason(tmp_path: Path) -> None:
     assert told.startswith("told: ") and "nowhere" in told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plug_ins_of_external_are_used(folder: Path) -> None:
     """Also by several processes, and their own imports of the tree lead to the tree."""
     external = write_external(folder / "external")

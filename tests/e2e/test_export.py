@@ -88,7 +88,10 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return export_of("classes", tmp_path_factory.mktemp("classes"))
 
 
-@pytest.fixture(scope="module", params=["images", "classes", pytest.param("numbers", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=["images", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("classes", "numbers"))],
+)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     if request.param == "classes":
         found: Exported = request.getfixturevalue("classes")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lib import kconf, plugin_folders
 from lib.config import Config, config_from_values
 from lib.errors import ConfigError
+from lib.kconf.tree import load_own_tree
 from lib.kconf.values import Value
 from lib.plugins import DATASETS, MODELS, TASKS
 from tests.support.examples import examples
@@ -64,28 +67,24 @@ def _config(tree: Path, *assignments: str) -> Config:
     return config_from_values(kconf.load(root=tree, config_file=file).values)
 
 
-def _taken(tree: Path, model: str) -> set[str]:
+def _taken(symbols: Mapping[str, Any], model: str) -> set[str]:
     """The data sets that a model may be trained on."""
-    found = set()
-    for name in DATASETS.names():
-        try:
-            found.add(_config(tree, f"MODEL_{model}=y", f"DATASET_{name.upper()}=y").dataset)
-        except ConfigError:
-            continue
-    return found
+    assert symbols[f"MODEL_{model}"].set_value("y") and symbols[f"MODEL_{model}"].str_value == "y"
+    return {name for name in DATASETS.names() if symbols[f"DATASET_{name.upper()}"].visibility}
 
 
 @pytest.mark.slow
 def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
     texts = {"pysource", "markov", "shakespeare", "wikitext2", "wikitext103", "text_files", "token_bins"}
-    assert _taken(tree, "TOY_WRITER") == texts
-    assert _taken(tree, "TOY_READER") == {"sst2", "jsonl"}
+    symbols = load_own_tree(tree).syms
+    assert _taken(symbols, "TOY_WRITER") == texts
+    assert _taken(symbols, "TOY_READER") == {"sst2", "jsonl"}
     own = {model: set(getattr(example, "DATASETS", texts)) for model, example in examples().items()}
     for model, names in own.items():
-        assert names == texts or _taken(tree, model.upper()) == names
+        assert names == texts or _taken(symbols, model.upper()) == names
     tables = {"friedman", "tabular"}
-    assert _taken(tree, "MLP") == tables
-    assert _taken(tree, "RESNET18") == set(DATASETS.names()) - texts.union(
+    assert _taken(symbols, "MLP") == tables
+    assert _taken(symbols, "RESNET18") == set(DATASETS.names()) - texts.union(
         {"sst2", "jsonl", "tagged", "chat"}, tables, *own.values()
     )
 

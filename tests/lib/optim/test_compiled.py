@@ -104,7 +104,7 @@ def test_a_compiled_update_is_one_program_with_the_numbers_of_before(rule: str) 
 
 
 @pytest.mark.parametrize("rule", ["muon", "adam_atan2", "adamw in 8 bits"])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_each_loads_the_state_of_the_other(rule: str, compiled: bool) -> None:
     torch._dynamo.reset()
     compilers = [Counting() if compiled else None, None if compiled else Counting()]

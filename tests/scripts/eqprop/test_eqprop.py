@@ -197,6 +197,7 @@ def test_what_is_frozen_stays_as_it_is(
     assert changed == (trained or {"blocks", "embedding", "head"})
 
 
+@pytest.mark.long
 def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "WIDTHS", (8, 16))
     monkeypatch.setattr(scale, "LAW_WIDTHS", (8, 16))
@@ -213,6 +214,7 @@ def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatc
         each.picture()
 
 
+@pytest.mark.long
 def test_iterations_of_samples_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     original, blocks = adaptive.trained_model, []
 

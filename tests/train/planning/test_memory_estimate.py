@@ -48,7 +48,7 @@ def at_peak(config: Any, trial: StepSettings, data: TrainingData) -> Mapping[str
         ("lenet5", "none"),
         ("resnet18", "blocks"),
         ("resnet18", "none"),
-        ("resnet50", "none"),
+        pytest.param("resnet50", "none", marks=pytest.mark.long),
         ("gpt2", "none"),
         ("gpt2", "all"),
         ("resnet_bk", "none"),
