@@ -90,7 +90,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 @pytest.fixture(
     scope="module",
-    params=["images", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("classes", "numbers"))],
+    params=["classes", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("images", "numbers"))],
 )
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     if request.param == "classes":
