@@ -48,6 +48,8 @@ READERS = {
     "wikitext2": "GPT2",
     "wikitext103": "GPT2",
 }
+TWINS = {"cifar100", "wikitext103"}  # of cifar10 and wikitext2, whose code reads them
+NAMES = [pytest.param(name, marks=[pytest.mark.long] if name in TWINS else []) for name in READERS]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def opened(name: str, root: Path) -> tuple[Config, TrainingData]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_training_does_not_depend_on_the_split_or_on_where_it_resumes(name: str, root: Path) -> None:
     config, data = opened(name, root)
     assert config.dataset == name.split()[0]
@@ -87,7 +89,7 @@ def test_training_does_not_depend_on_the_split_or_on_where_it_resumes(name: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_ranks_have_the_gradient_of_one_process_together(name: str, root: Path) -> None:
     config, data = opened(name, root)
     norm_batch = 2 * data.facts.has_batchnorm

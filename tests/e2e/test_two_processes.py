@@ -102,6 +102,7 @@ def test_a_run_on_two_processes_goes_on_elsewhere_to_the_same_bits(whole: Runner
     assert RunDir.open(bucket / "lenet5" / name).status().state == "done"
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_other_numbers_of_devices(whole: Runner, tmp_path: Path) -> None:
     """64 samples on 3, 2 and 4 devices, of which the first have unequal shares."""
     settings = {"CONFIG_DIST_MAX_RESTARTS": "0"}
