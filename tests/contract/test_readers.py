@@ -48,7 +48,7 @@ READERS = {
     "wikitext2": "GPT2",
     "wikitext103": "GPT2",
 }
-TWINS = {"cifar100", "wikitext103"}  # of cifar10 and wikitext2, whose code reads them
+TWINS = {"cifar100", "wikitext103"}  # of cifar10 and wikitext2, which the same plug-ins read
 NAMES = [pytest.param(name, marks=[pytest.mark.long] if name in TWINS else []) for name in READERS]
 
 
