@@ -149,6 +149,7 @@ class CompileOptions:
 
     compile: Literal["auto", "manual"]
     compile_model: bool
+    compile_blocks: bool
     cuda_graphs: bool
 
     @property

@@ -69,6 +69,10 @@ class OutOfMemory(ToolkitError):
     """Memory ran out, and no retry with a smaller micro-batch was possible."""
 
 
+class CompileError(ToolkitError):
+    """torch.compile failed, or what it made cannot be used."""
+
+
 class Diverged(ToolkitError):
     """A loss or weight that is not finite."""
 

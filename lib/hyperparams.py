@@ -173,7 +173,7 @@ def _requested(config: object, *, model_type: str) -> Config | ForeignConfig:
         batch_table_strict=_truth(config, "BATCH_TABLE_STRICT"),
         norm_batch=_integer(config, "NORM_BATCH"),
         compilation=CompileOptions(
-            compile=_either(config, "COMPILE"), compile_model=by_hand, cuda_graphs=False
+            compile=_either(config, "COMPILE"), compile_model=by_hand, compile_blocks=False, cuda_graphs=False
         ),
         device=_device(config),
         num_devices=_integer(config, "NUM_DEVICES") or 0,

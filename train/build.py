@@ -253,7 +253,7 @@ def _forward(plan: Plan, model: nn.Module, wrapped: nn.Module) -> Forward:
         return wrapped
     from lib.nn.compile import compiled_forward
 
-    return compiled_forward(model, wrapped)
+    return compiled_forward(model, wrapped, by_block="blocks" in plan.compile_parts)
 
 
 def _cuda_graph_forward(plan: Plan, wrapped: nn.Module) -> Forward | None:

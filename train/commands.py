@@ -25,7 +25,6 @@ from lib.memory.peak import resident_bytes, training_peak
 from lib.nn.model_code import code_facts
 from lib.plan.show import plain_text
 from lib.plan.types import STATIC_SHAPES, Hardware, Plan
-from lib.runs import checkpoint
 from lib.runs.console import Console
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, stored_weight_facts, trains, weight_facts
@@ -342,7 +341,7 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
             whole_run=True,
         )
         _choose_checkpoints(job)
-        progress = _restore(job, interrupted)
+        progress = _progress(job, interrupted)
         record.begin(progress.step, job.budget.total_steps)
         with job.train_loader, job.eval_loader, report_memory(job, planned.hardware):
             result = loop.train(job, progress)
@@ -383,16 +382,11 @@ def _choose_checkpoints(job: Job) -> None:
     job.shard_directory, job.saves_beside = job.backend.broadcast((folder, beside))
 
 
-def _restore(job: Job, interrupted: RunDir | None) -> Progress:
-    """Load on every rank the latest valid checkpoint that rank 0 finds."""
+def _progress(job: Job, interrupted: RunDir | None) -> Progress:
+    """Return where training begins, on every rank by what rank 0 finds."""
     path = job.backend.broadcast(interrupted.checkpoints if interrupted is not None else None)
     if path is None:
         return Progress()
-    found = checkpoint.load(path, log=job.record.log, ranks=job.backend)
-    progress = Progress() if found is None else loop.load_state_dict(job, found[1])
-    if found is not None and job.carry is not None and found[1]["carry"] is None:
-        job.record.log(
-            "The checkpoint has no carry: every sample starts anew, and the run is not bitwise reproducible"
-        )
-    job.record.log(f"Starting after step {progress.step}")
-    return progress
+    from train.resume import load_latest
+
+    return load_latest(job, path)

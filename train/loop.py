@@ -58,7 +58,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     """Train `job` from `progress` to the end of its budget or to a request to stop.
 
     Returns the last evaluation. Raises Diverged if the loss is not finite, OutOfMemory if no smaller
-    micro-batch can be used; Stopped, after saving, on SIGINT and SIGTERM.
+    micro-batch can be used; Stopped, after saving, on SIGINT and SIGTERM; CompileError.
     """
     if job.plan.compile:
         job.record.log("The first step is compiled, which takes seconds to minutes")
@@ -67,7 +67,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     asynchronous = job.saves_beside or job.config.checkpoints.checkpoint_async
     saver = AsyncCheckpointer(job.record, asynchronous=asynchronous, sharded=job.shard_directory)
     with StopRequest(announce=job.backend.world == 1) as stop, saver:
-        agreed = Agreement(job.backend, stop, seconds=progress.seconds)
+        agreed, stop.saved_step = Agreement(job.backend, stop, seconds=progress.seconds), progress.step
         if progress.evaluation_pending:
             evaluation, better = assess(job, progress, stop, saver)
             if better:
@@ -98,6 +98,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             if due.save or better or ends_early:
                 _save(job, progress, saver, best=better)
                 agreed.saved()
+                stop.saved_step = progress.step
             last = last or ends_early
             if stopping and not last:
                 raise Stopped(int(stopping), progress.step)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from lib.distributed.launcher import restarts_by_itself
-from lib.errors import Suspended
+from lib.errors import CompileError, Suspended
 
 if TYPE_CHECKING:
     from lib.devices.base import Backend
@@ -50,12 +50,16 @@ class StopRequest:
     A SIGTERM after it is ignored: schedulers send it to every process of a job, to some twice, and
     send SIGKILL to those that do not end.
 
+    A compiler has processes of its own, which a signal of the terminal ends, too: its error is then no fault,
+    and is raised as Stopped.
+
     announce: print to standard error that the first signal was received, because a step may be long.
     """
 
     def __init__(self, *, announce: bool = False) -> None:
         self._announce = announce
         self.signal = 0  # number of the signal received, 0 = none
+        self.saved_step = 0  # from which the run would resume
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
@@ -63,10 +67,12 @@ class StopRequest:
             self._previous[number] = signal.signal(number, self._remember)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+        if self.signal and isinstance(error, CompileError):
+            raise Stopped(self.signal, self.saved_step) from error
 
     def _remember(self, number: int, _frame: types.FrameType | None) -> None:
         if self.signal:
@@ -133,7 +139,7 @@ class Agreement:
 
 
 class Stopped(Suspended):
-    """Raised when the run was stopped by a signal, after saving."""
+    """Raised when the run was stopped by a signal, after saving, or while a step was compiled."""
 
     def __init__(self, number: int, step: int, *, command: str = "make resume") -> None:
         self.number, self.step = number, step

@@ -81,9 +81,9 @@ def configure_recomputation(model: nn.Module, recompute: Recompute) -> bool:
         )
     for chain in chains:
         chain.recompute = recompute
+    kinds = {kind: type(f"Recomputed{kind.__name__}", (_Recomputed, kind), {}) for kind in map(type, blocks)}
     for block in blocks:
-        kind = type(block)
-        block.__class__ = type(f"Recomputed{kind.__name__}", (_Recomputed, kind), {})
+        block.__class__ = kinds[type(block)]  # one for all, so that they share a compiled program
         vars(block)["recompute"] = True
     return bool(blocks)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from lib.devices.backend import is_out_of_memory
-from lib.errors import ToolkitError
+from lib.errors import CompileError, ToolkitError
 from lib.memory.simulation import simulated
 
 # Programs of a function: for lengths of texts, shapes of matrices, groups of parameters. Torch has 8.
@@ -25,12 +26,28 @@ class CompilesPerIteration(Protocol):
         """Compile one iteration with `compiler`."""
 
 
-def compiled_forward(model: nn.Module, wrapped: nn.Module) -> Callable[..., Any]:
-    """Return the compiled forward of `wrapped`, which holds `model`, whole or per iteration."""
-    if not isinstance(model, CompilesPerIteration):
+def compiled_forward(model: nn.Module, wrapped: nn.Module, *, by_block: bool = False) -> Callable[..., Any]:
+    """Return the compiled forward of `wrapped`, which holds `model`: whole, by block or by iteration.
+
+    by_block: each block of `model` is compiled in place, and equal blocks share a program (regional
+    compilation). A copy of such a model is not compiled.
+    """
+    if isinstance(model, CompilesPerIteration):
+        model.compile_steps(compiled)
+        return wrapped
+    if not by_block:
         return compiled(wrapped)
-    model.compile_steps(compiled)
-    return wrapped
+    from lib.distributed.fsdp import blocks_of  # imports more than other runs need
+
+    def compile_blocks(**settings: Any) -> nn.Module:
+        from torch._dynamo import config
+
+        with config.patch(wrap_top_frame=True):  # else a block of torch's own class would not be compiled
+            for block in blocks_of(model):
+                block.compile(**settings)
+        return wrapped
+
+    return _guarded(compile_blocks)
 
 
 def cuda_graph_forward(model: nn.Module) -> Callable[..., Any]:
@@ -66,15 +83,19 @@ def release_programs() -> None:
 def compiled(model: Callable[..., Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
     """Compile `model` by torch.compile with fixed shapes (the planner plans a single micro-batch size).
 
-    options: of Inductor. Compilation happens in the first call, which raises ToolkitError if it fails.
+    options: of Inductor. Compilation happens in the first call, which raises CompileError if it fails.
     """
+    options = None if simulated() else options
+    return _guarded(partial(torch.compile, model, options=options))
+
+
+def _guarded(compile_it: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+    """Return what `compile_it` makes with settings of torch.compile, with the toolkit's errors."""
     backend: Any = "inductor"
     if simulated():
         from lib.memory.compiled import simulated_inductor as backend  # slow import
-
-        options = None
     try:
-        forward = torch.compile(model, dynamic=False, backend=backend, options=options)
+        forward = compile_it(dynamic=False, backend=backend)
     except RuntimeError as error:
         raise _compile_error(error) from error
     # Imported here because it loads the compiler, which takes a second.
@@ -96,9 +117,9 @@ def compiled(model: Callable[..., Any], *, options: dict[str, Any] | None = None
     return guarded
 
 
-def _compile_error(error: Exception) -> ToolkitError:
+def _compile_error(error: Exception) -> CompileError:
     cause = getattr(error, "inner_exception", error)
-    return ToolkitError(
+    return CompileError(
         "torch.compile cannot run here",
         why=next(filter(None, str(cause).splitlines()), type(cause).__name__),
         todo="set CONFIG_COMPILE_MANUAL=y CONFIG_COMPILE_MODEL=n",

@@ -42,6 +42,9 @@ class Dropout(nn.Module):
         self.rate, self.site, self._own_dims, self._scales = rate, site, own_dims, scales
         self._threshold = round(rate * LEVELS)
         self.sample_keys: Tensor | None = None  # int64 (N,), one per sample
+        self.site_key: Tensor | None = (
+            None  # int64 (), a tensor so that equal layers are one compiled program
+        )
 
     def extra_repr(self) -> str:
         """Return the rate and the site."""
@@ -63,14 +66,14 @@ class Dropout(nn.Module):
         """Return the mask of kept elements: bool, in `shape`, which `x_NX` is broadcast with."""
         if x_NX.is_meta:  # only shapes matter
             return torch.empty(shape, dtype=torch.bool, device=x_NX.device)
-        assert self.sample_keys is not None, "key_samples comes first"
+        assert self.sample_keys is not None and self.site_key is not None, "key_samples comes first"
         elements, rest = divmod(math.prod(shape), len(self.sample_keys))
         if rest or len(x_NX) % len(self.sample_keys):
             raise RuntimeError(
                 f"{len(x_NX)} rows of dropout are not those of {len(self.sample_keys)} samples"
             )
         words = torch.arange(-(-elements // 4), dtype=torch.int64, device=x_NX.device)
-        words_NW = mix(mix(words ^ key("site", self.site)) ^ self.sample_keys[:, None])
+        words_NW = mix(mix(words ^ self.site_key) ^ self.sample_keys[:, None])
         levels_NE = words_NW.view(torch.int16)[:, :elements]
         return (levels_NE >= self._threshold - LEVELS // 2).view(shape)
 
@@ -135,3 +138,5 @@ def key_samples(
         keys = held.copy_(keys)
     for module in modules:
         module.sample_keys = keys
+        if module.site_key is None or module.site_key.device != device:
+            module.site_key = send(key("site", module.site), device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lib.plan.types import CompilePart, ConfigView, Decision, Kind, ModelFacts
+from lib.plan.types import ITERATED, CompilePart, ConfigView, Decision, Kind, ModelFacts
 from lib.units import some_of
 
 # Rules of an update, by CONFIG_OPTIMIZER, that are compiled; others have a fused kernel in torch.
@@ -15,10 +15,17 @@ ACCUMULATES = "gradients are accumulated over micro-batches"  # each replay woul
 
 def choose_parts(config: ConfigView, facts: ModelFacts) -> Decision[tuple[CompilePart, ...]]:
     """Choose what of a compiled step is compiled, beside the model."""
-    with_loss, why_loss = _loss(facts)
+    by_block, why_blocks = _blocks(config, facts)
+    with_loss, why_loss = (False, "") if by_block else _loss(facts)
     with_update, why_update = _update(config)
-    chosen: dict[CompilePart, bool] = {"model": True, "loss": with_loss, "update": with_update}
-    return Decision(tuple(part for part, yes in chosen.items() if yes), f"{why_loss}; {why_update}")
+    chosen: dict[CompilePart, bool] = {
+        "blocks": by_block,
+        "model": not by_block,
+        "loss": with_loss,
+        "update": with_update,
+    }
+    reason = "; ".join(filter(None, (why_blocks, why_loss, why_update)))
+    return Decision(tuple(part for part, yes in chosen.items() if yes), reason)
 
 
 def choose_graphs(
@@ -50,6 +57,17 @@ def choose_graphs(
         return Decision(False, f"NOTE: CONFIG_CUDA_GRAPHS=y has no effect: {why}")
     unknown = "not run on a GPU; memory and times are planned without them"
     return Decision(True, f"set by hand; EXPERIMENTAL: {unknown}")
+
+
+def _blocks(config: ConfigView, facts: ModelFacts) -> tuple[bool, str]:
+    """Return whether blocks are compiled instead of the whole model; a model of one block has no equal."""
+    if not config.compilation.compile_blocks:
+        return False, ""
+    count = len(facts.units or ()) - 1
+    if facts.loss_apart == ITERATED or count < 2:
+        why = ITERATED if facts.loss_apart == ITERATED else "the model has no equal blocks"
+        return False, f"NOTE: CONFIG_COMPILE_BLOCKS=y has no effect: {why}"
+    return True, f"CONFIG_COMPILE_BLOCKS=y: {count} blocks, equal ones once; not the loss and what is between"
 
 
 def _loss(facts: ModelFacts) -> tuple[bool, str]:

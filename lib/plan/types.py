@@ -17,8 +17,10 @@ Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
 Strategy: TypeAlias = Literal[
     "single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "pipeline", "split", "sequential"
 ]
-# Parts of a step that torch.compile compiles: the model, the training loss in its graph, and the update.
-CompilePart: TypeAlias = Literal["model", "loss", "update"]
+# Parts of a step that torch.compile compiles: the blocks of the model one by one, or the whole model; the
+# training loss in its graph; and the update.
+CompilePart: TypeAlias = Literal["blocks", "model", "loss", "update"]
+ITERATED = "the model is compiled by iteration"  # why its loss is not in the graph
 
 T = TypeVar("T")
 

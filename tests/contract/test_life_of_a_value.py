@@ -247,7 +247,7 @@ def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str) -
 
 @EVERY
 def test_rows_of_padding_change_nothing(defconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lib.nn.compile.compiled_forward", lambda _, wrapped: wrapped)  # takes minutes
+    monkeypatch.setattr("lib.nn.compile.compiled_forward", lambda _, wrapped, **__: wrapped)  # takes minutes
     check_padding(defconfig)
 
 

@@ -228,7 +228,7 @@ def outcome(case: Case, backend: Backend) -> Outcome:
     world = backend.world
     plan, record, stopped = plan_of(case, world), MemoryRecord(), 0
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("lib.nn.compile.compiled_forward", lambda _, wrapped: wrapped)  # takes minutes
+        patched.setattr("lib.nn.compile.compiled_forward", lambda _, wrapped, **__: wrapped)  # takes minutes
         clock, last = Clock(patched), backend.rank == backend.world - 1
         if case.layout and world > 1:
             second = torch.device("cpu", 0)  # a copy to it is one to autograd

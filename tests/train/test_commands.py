@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.runs.directory import RunDir
-from tests.support.configs import load_hardware
 from train import __main__ as start
 from train.commands import _log_end
-from train.planning.run_plan import _same_machine
 from train.preflight import command as preflight
 from train.signals import Rescaled, Stopped, interrupted_text
 
@@ -63,15 +60,6 @@ def test_of_a_run_that_is_gone_nothing_is_left(run: RunDir) -> None:
         path.unlink()
     _log_end(run, ValueError("bad"))
     assert not list(run.path.iterdir())
-
-
-def test_a_machine_is_the_same_however_much_of_it_is_free() -> None:
-    one, four = load_hardware("rtx3090"), load_hardware("h100-80g-70g-free-x4")
-    devices = tuple(dataclasses.replace(device, free_bytes=10**9) for device in one.devices)
-    assert _same_machine(one, dataclasses.replace(one, devices=devices))
-    assert not _same_machine(one, four)
-    assert not _same_machine(four, dataclasses.replace(four, devices=four.devices[:2]))
-    assert not _same_machine(one, dataclasses.replace(one, cpu_name="another"))
 
 
 @pytest.mark.parametrize("command", ["train", "plan", "probe", "preflight"])

@@ -151,7 +151,7 @@ def test_all_ranks_reduce_the_count_where_one_has_padding(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the ranks with padding get weights, and with them a count on the device."""
-    monkeypatch.setattr("lib.nn.compile.compiled_forward", lambda _, wrapped: wrapped)  # takes minutes
+    monkeypatch.setattr("lib.nn.compile.compiled_forward", lambda _, wrapped, **__: wrapped)  # takes minutes
     plan = small_plan(1, 1, world=WORLD, effective_batch=7, compile=compiled)
     assert plan.is_padded and plan.micro_batches_of(WORLD - 1) == ((1, 1), (1, 0))
     calls = []

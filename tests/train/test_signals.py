@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.errors import run_main
+from lib.errors import CompileError, Diverged, run_main
 from train import signals
 from train.signals import Stopped, StopRequest, ended_once, importing
 
@@ -146,3 +146,21 @@ def test_a_stopped_run_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> 
     assert run_main(stopped) == 75
     told = capsys.readouterr().err
     assert told == "error: stopped by SIGTERM after step 7; make resume continues from there\n"
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.usefixtures("outer")
+def test_a_signal_that_ends_a_compiler_stops_the_run(number: signal.Signals) -> None:
+    with pytest.raises(Stopped, match=f"stopped by {number.name} after step 5"), StopRequest() as stop:
+        stop.saved_step = 5
+        send(number)
+        raise CompileError("the compiler was ended")
+
+
+@pytest.mark.usefixtures("outer")
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(CompileError), StopRequest():
+        raise CompileError("the compiler failed")
+    with pytest.raises(Diverged), StopRequest():
+        send(signal.SIGTERM)
+        raise Diverged("the loss is not finite")

@@ -10,14 +10,13 @@ from lib import kconf
 from lib.config import Config, config_from_values
 from lib.devices.host import allocator_text
 from lib.devices.probe import probe
-from lib.errors import ConfigError, PlanError
+from lib.errors import ConfigError
 from lib.hyperparams import apply_hyperparams
 from lib.plan.fitting import MemoryEstimator
 from lib.plan.placement import place, refuse_static_shapes
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.runs.directory import RunDir
-from lib.units import counted
 from train.build import check_run
 from train.job import warm_up_text
 from train.planning.memory_estimate import MemoryTraces
@@ -43,33 +42,18 @@ def plan_for(request: RunRequest, data: TrainingData, hardware: Hardware, run: R
     Several nodes plan again whenever one joins or leaves. Raises PlanError if nothing fits, or if `run` would
     resume with another effective batch.
     """
-    plan = None if run is None or hardware.of_all_nodes else _stored_plan(run, request, hardware)
-    if plan is None:
+    if run is None:
         plan = _decided(request, data, hardware)
-        if run is not None:
-            _check_effective_batch(run, plan, of_many=hardware.of_all_nodes)
+    else:
+        from train.resume import check_effective_batch, stored_plan  # most runs are new
+
+        kept = None if hardware.of_all_nodes else stored_plan(run, request.config, hardware)
+        plan = kept or _decided(request, data, hardware)
+        check_effective_batch(run, plan, of_many=hardware.of_all_nodes)
     check_run(request.config, plan, data)
     show(plan, sys.stdout, compact=not request.verbose)
     if plan.device == "cuda":
         log(allocator_text())
-    return plan
-
-
-def _stored_plan(run: RunDir, request: RunRequest, hardware: Hardware) -> Plan | None:
-    """Return the plan of `run`, if it is for this machine and the requested number of devices."""
-    from lib.runs.index import stored  # most runs are new
-
-    if not _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
-        return None
-    plan = stored(run, "plan", Plan.from_json)
-    if plan.layout.devices != place(request.config, hardware).world.value:
-        return None
-    requested, stages = request.config.dist_strategy, request.config.launch.dist_stages
-    by_hand = plan.world > 1 and requested != "auto"
-    if by_hand and (plan.strategy != requested or plan.shard != (stages or plan.shard)):
-        return None
-    # Another split into micro-batches would be the same mathematics, but not bit-identical.
-    log(f"Plan: that of {run.path}, made for this machine")
     return plan
 
 
@@ -84,31 +68,6 @@ def _decided(request: RunRequest, data: TrainingData, hardware: Hardware) -> Pla
         )
     return apply_hyperparams(
         config, request.verbose, hardware=hardware, facts=data.facts, predict=predict, probed=probed
-    )
-
-
-def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
-    from lib.runs.index import stored
-
-    before = stored(run, "plan", Plan.from_json)
-    if before.effective_batch == plan.effective_batch:
-        return
-    # Several nodes resume from a checkpoint whenever one joins or leaves.
-    anew = "without that directory" if of_many else "with make train CONFIG_RESUME_NEVER=y"
-    raise PlanError(
-        f"{run.path} was trained with {before.effective_batch} samples a step, and now it would be "
-        f"{plan.effective_batch}",
-        why=plan.reasons["effective_batch"],
-        todo=f"resume with {counted(before.layout.devices, 'device')}, or start a new run {anew}",
-    )
-
-
-def _same_machine(one: Hardware, other: Hardware) -> bool:
-    """True if they differ only in the amount of free memory."""
-    return (one.kind, one.cpu_name, [device.name for device in one.devices]) == (
-        other.kind,
-        other.cpu_name,
-        [device.name for device in other.devices],
     )
 
 

@@ -18,7 +18,7 @@ from lib.data.types import ArrayPart, Dataset, Part, Spec
 from lib.devices.base import Backend, send
 from lib.errors import ConfigError, meant
 from lib.nn.model_code import ModelCode, load_model
-from lib.plan.types import WITHOUT_DOUBLE, Branch, Plan
+from lib.plan.types import ITERATED, WITHOUT_DOUBLE, Branch, Plan
 from lib.plugins import MODELS, TASKS
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
@@ -53,7 +53,7 @@ def loss_apart(task: Task | None, *, iterated: bool) -> str:
     if task is None:
         return "the task trains with frozen models"
     if iterated:
-        return "the model is compiled by iteration"
+        return ITERATED
     is_pure = getattr(task.training, "is_pure", False)
     return "" if is_pure else f"{type(task).__name__}.training is not marked as pure"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from torch._guards import TracingContext
 from lib.config import Config
 from lib.errors import ToolkitError
 from lib.nn import compile as compiling
+from lib.nn.activation_checkpointing import configure_recomputation
 from lib.plan.planner import with_smaller_micro_batch
 from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import data_of, largest_difference, small_config, small_job, small_plan
@@ -28,6 +30,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),
+    # TorchDynamo hides this one, but not from a filter that raises.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 STEPS = 4
 
@@ -209,6 +213,43 @@ def doubling_programs(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
 
     monkeypatch.setattr(torch, "compile", lambda each, **_: compiled_by(each, dynamic=False, backend=note))
     return programs
+
+
+def equal_blocks(count: int) -> nn.Module:
+    """Of torch's own class, which it compiles in models only."""
+    return nn.Sequential(*(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(count)))
+
+
+def test_a_copy_of_a_model_compiled_by_block_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export would trace the compiler, and with the weights of the model that it is a copy of."""
+    programs = doubling_programs(monkeypatch)
+    model, inputs = equal_blocks(3), torch.ones(2, 1, 4, requires_grad=True)
+    expected = model(inputs)
+    forward = compiling.compiled_forward(model, model, by_block=True)
+    assert torch.equal(forward(inputs), expected) and len(programs) == 1
+    torch._dynamo.reset()
+    assert torch.equal(copy.deepcopy(model)(inputs), expected) and len(programs) == 1
+
+
+def test_equal_blocks_that_are_computed_again_share_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = doubling_programs(monkeypatch)
+    model = equal_blocks(3)
+    assert configure_recomputation(model, "blocks")
+    compiling.compiled_forward(model, model, by_block=True)(
+        torch.ones(2, 1, 4, requires_grad=True)
+    ).sum().backward()
+    assert len(programs) == 1
+
+
+def test_the_errors_of_blocks_are_those_of_the_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "RECOMPILE_LIMIT", 1)
+    doubling_programs(monkeypatch)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        model = equal_blocks(2)
+        forward = compiling.compiled_forward(model, model, by_block=True)
+        forward(torch.ones(2, 1, 4, requires_grad=True))
+        with pytest.raises(ToolkitError, match=r"torch.compile cannot run here.*recompile_limit"):
+            forward(torch.ones(3, 1, 4, requires_grad=True))
 
 
 def test_only_the_results_of_graphs_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:

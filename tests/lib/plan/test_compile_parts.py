@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lib.plan.types import Plan
+from lib.plan.types import ITERATED, Plan
 from tests.lib.plan.test_planner import planned
 
 NO_KERNEL, KERNEL = "is compiled: torch has no fused kernel", "without the update: torch has a fused kernel"
@@ -47,6 +47,29 @@ def test_a_loss_is_in_the_graph_where_the_task_allows_it(apart: str | None, why:
 def test_nothing_is_a_part_of_what_is_not_compiled() -> None:
     for machine in ("mi210", "cpu-8g"):
         assert planned("lenet5", machine, optimizer="muon", facts={"loss_apart": ""}).compile_parts == ()
+
+
+UNITS = (((64,), True, 4),)  # of one weight
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"units": UNITS * 4, "loss_apart": ""}, "CONFIG_COMPILE_BLOCKS=y: 3 blocks, equal ones once"),
+        ({"units": UNITS * 2, "loss_apart": ""}, "has no effect: the model has no equal blocks"),
+        ({"units": None, "loss_apart": ""}, "has no effect: the model has no equal blocks"),
+        ({"units": UNITS * 4, "loss_apart": ITERATED}, "has no effect: the model is compiled by iteration"),
+    ],
+)
+def test_blocks_are_compiled_on_request_where_there_are_some(facts: dict[str, Any], why: str) -> None:
+    decided = planned("lenet5", "a10g", facts=facts, compile_blocks=True, optimizer="muon")
+    by_block = why.startswith("CONFIG")
+    in_graph = ("loss",) if facts["loss_apart"] == "" else ()
+    assert decided.compile_parts == (("blocks",) if by_block else ("model", *in_graph)) + ("update",)
+    assert why in decided.reasons["compile_parts"]
+    assert ("without the loss" in decided.reasons["compile_parts"]) == (facts["loss_apart"] == ITERATED)
+    whole = planned("lenet5", "a10g", facts=facts, optimizer="muon")
+    assert "blocks" not in whole.compile_parts and "BLOCKS" not in whole.reasons["compile_parts"]
 
 
 @pytest.mark.parametrize(("machine", "parts"), [("a10g", ("model",)), ("mi210", ())])

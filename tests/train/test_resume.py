@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,10 +10,12 @@ from typing import Any, cast
 import pytest
 
 from lib.plan.gpus import parse_gpu
-from lib.runs import index
+from lib.runs.directory import RunDir
+from tests.support.configs import load_hardware
 from tests.support.tokens import small_lm_config
 from tests.support.training import small_plan
-from train.planning.run_plan import _stored_plan
+from train import resume
+from train.resume import same_machine, stored_plan
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,16 @@ def test_the_stored_plan_is_kept_unless_another_layout_is_requested(
         "hardware": machine,
         "plan": small_plan(4, 4, world=4, strategy="pipeline", shard=4, effective_batch=8),
     }
-    monkeypatch.setattr(index, "stored", lambda _, name, __: stored[name])
-    request = SimpleNamespace(config=small_lm_config().replace(**requested))
-    found = _stored_plan(cast(Any, SimpleNamespace(path=tmp_path)), cast(Any, request), machine)
+    monkeypatch.setattr(resume, "stored", lambda _, name, __: stored[name])
+    run = cast(RunDir, SimpleNamespace(path=tmp_path))
+    found = stored_plan(run, small_lm_config().replace(**requested), machine)
     assert found == (stored["plan"] if is_kept else None)
+
+
+def test_a_machine_is_the_same_however_much_of_it_is_free() -> None:
+    one, four = load_hardware("rtx3090"), load_hardware("h100-80g-70g-free-x4")
+    devices = tuple(dataclasses.replace(device, free_bytes=10**9) for device in one.devices)
+    assert same_machine(one, dataclasses.replace(one, devices=devices))
+    assert not same_machine(one, four)
+    assert not same_machine(four, dataclasses.replace(four, devices=four.devices[:2]))
+    assert not same_machine(one, dataclasses.replace(one, cpu_name="another"))

@@ -1,0 +1,72 @@
+"""Resume an interrupted run: its plan where that still holds, and its latest checkpoint.
+
+`lib.runs.directory` finds the run, and `train.commands` starts it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lib.config import Config
+from lib.errors import PlanError
+from lib.plan.placement import place
+from lib.plan.types import Hardware, Plan
+from lib.runs import checkpoint
+from lib.runs.directory import RunDir
+from lib.runs.index import stored
+from lib.units import counted
+from train import loop
+from train.job import Job, Progress
+from train.record import log
+
+
+def stored_plan(run: RunDir, config: Config, hardware: Hardware) -> Plan | None:
+    """Return the plan of `run`, if it is for this machine and the requested number of devices."""
+    if not same_machine(stored(run, "hardware", Hardware.from_json), hardware):
+        return None
+    plan = stored(run, "plan", Plan.from_json)
+    if plan.layout.devices != place(config, hardware).world.value:
+        return None
+    requested, stages = config.dist_strategy, config.launch.dist_stages
+    by_hand = plan.world > 1 and requested != "auto"
+    if by_hand and (plan.strategy != requested or plan.shard != (stages or plan.shard)):
+        return None
+    # Another split into micro-batches would be the same mathematics, but not bit-identical.
+    log(f"Plan: that of {run.path}, made for this machine")
+    return plan
+
+
+def check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
+    """Raise PlanError where `run`, trained with another effective batch, cannot resume with `plan`."""
+    before = stored(run, "plan", Plan.from_json)
+    if before.effective_batch == plan.effective_batch:
+        return
+    # Several nodes resume from a checkpoint whenever one joins or leaves.
+    anew = "without that directory" if of_many else "with make train CONFIG_RESUME_NEVER=y"
+    raise PlanError(
+        f"{run.path} was trained with {before.effective_batch} samples a step, and now it would be "
+        f"{plan.effective_batch}",
+        why=plan.reasons["effective_batch"],
+        todo=f"resume with {counted(before.layout.devices, 'device')}, or start a new run {anew}",
+    )
+
+
+def same_machine(one: Hardware, other: Hardware) -> bool:
+    """True if they differ only in the amount of free memory."""
+    return (one.kind, one.cpu_name, [device.name for device in one.devices]) == (
+        other.kind,
+        other.cpu_name,
+        [device.name for device in other.devices],
+    )
+
+
+def load_latest(job: Job, checkpoints: Path) -> Progress:
+    """Load the latest valid checkpoint into `job` on every rank; return its progress, or that of no step."""
+    found = checkpoint.load(checkpoints, log=job.record.log, ranks=job.backend)
+    progress = Progress() if found is None else loop.load_state_dict(job, found[1])
+    if found is not None and job.carry is not None and found[1]["carry"] is None:
+        job.record.log(
+            "The checkpoint has no carry: every sample starts anew, and the run is not bitwise reproducible"
+        )
+    job.record.log(f"Starting after step {progress.step}")
+    return progress
