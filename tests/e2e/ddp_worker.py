@@ -1,12 +1,13 @@
-"""Processes of one run: `ddp_worker DIRECTORY WORLD [KIND MODEL...]` leaves DIRECTORY/RANK.pt of each.
+"""Processes of one run: `ddp_worker DIRECTORY NAME WORLD [KIND MODEL...]`, DIRECTORY/NAME/RANK.pt is of each.
 
-The test calls `outcome` itself for the run on one process that the others are compared with.
+More parts NAME WORLD [KIND MODEL...] may follow, each after a "/": a model of several is simulated once.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -350,11 +351,14 @@ def outcomes(cases: Mapping[str, Case], world: int, directory: Path) -> list[dic
 
 def main() -> None:
     """With `pairwise` or `sharded` and models for such combinations of them instead of CASES."""
-    directory, world, *words = sys.argv[1:]
+    directory, *words = sys.argv[1:]
     from tests.e2e import device_combinations  # which has its cases from here
 
-    cases = getattr(device_combinations, words[0])(words[1:]) if words else CASES
-    outcomes(cases, int(world), Path(directory))
+    parts = [list(part) for is_part, part in itertools.groupby(words, lambda word: word != "/") if is_part]
+    for name, world, *which in parts:
+        cases = getattr(device_combinations, which[0])(which[1:]) if which else CASES
+        (folder := Path(directory, name)).mkdir()
+        outcomes(cases, int(world), folder)
 
 
 if __name__ == "__main__":

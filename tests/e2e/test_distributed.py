@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,37 +56,58 @@ FULL, ALSO_FULL = (
 PAIRWISE = pairwise(SMALL)
 SHARDED_MODELS = ("gpt2", "resnet18")
 SHARDED = sharded(SHARDED_MODELS)
-WORLDS = [*(pytest.param(world, marks=pytest.mark.long) for world in (5, 7))]
+
+
+# By one program: what one process makes of the cases and of the fullest combinations, and what several make.
+FEW = [
+    ("alone", 1),
+    ("ranks", 2),
+    ("fullest-alone", 1, "fullest", *FULL),
+    ("fullest", 3, "fullest", *FULL),
+]
+
+
+def trained_by(directory: Path, *parts: tuple[Any, ...]) -> None:
+    """Each part: a folder for its outcomes, the number of processes, a kind of combinations and models."""
+    words = [word for part in parts for word in ("/", *part)]
+    run_worker("ddp_worker", directory, *words[1:])
+
+
+def made_by(factory: pytest.TempPathFactory, world: int, kind: str = "", models: Sequence[str] = ()) -> Any:
+    """What each process makes of the cases, or of the combinations of that kind."""
+
+    def make(directory: Path) -> None:
+        trained_by(directory, ("ranks", world, *([kind] if kind else []), *models))
+
+    directory = made_once(factory, f"{kind or 'cases'}-{world}-{len(models)}", make) / "ranks"
+    return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
 
 
 @pytest.fixture(scope="module")
-def one() -> dict[str, Outcome]:
+def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Outcome]]]:
+    """What each process has of the parts of FEW."""
+    directory = made_once(tmp_path_factory, "distributed", lambda path: trained_by(path, *FEW))
+    return {
+        name: [torch.load(directory / name / f"{rank}.pt") for rank in range(world)]
+        for name, world, *_ in FEW
+    }
+
+
+@pytest.fixture(scope="module")
+def one(few: dict[str, list[dict[str, Outcome]]]) -> dict[str, Outcome]:
     """What one process makes of the cases."""
-    return {name: outcome(CASES[name], Backend("cpu")) for name in PORTABLE}
+    return few["alone"][0]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long), *WORLDS])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 5, 7))])
 def ranks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    few: dict[str, list[dict[str, Outcome]]],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> list[dict[str, Outcome]]:
     """What each of several processes has at the end of each case."""
-    world = int(request.param)
-    directory = made_once(tmp_path_factory, f"ranks-{world}", partial(trained_by, world))
-    return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
-
-
-def trained_by(world: int, directory: Path, *which: str) -> None:
-    run_worker("ddp_worker", directory, world, *which)
-
-
-def made_by(factory: pytest.TempPathFactory, world: int, kind: str, models: Sequence[str]) -> list[Any]:
-    """What each process makes of the combinations of that kind."""
-
-    def make(directory: Path) -> None:
-        trained_by(world, directory, kind.removeprefix("also-"), *models)
-
-    directory = made_once(factory, f"{kind}-{world}", make)
-    return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
+    found: list[dict[str, Outcome]] = few["ranks"]
+    return found if request.param == len(found) else made_by(tmp_path_factory, request.param)
 
 
 @pytest.fixture(scope="module", params=[2, 3, 5, 7])
@@ -110,14 +131,14 @@ def alone(case: str) -> Outcome:
 
 @pytest.mark.parametrize("case", fullest(FULL))
 def test_the_most_options_change_nothing_together(
-    case: str, tmp_path_factory: pytest.TempPathFactory
+    case: str, few: dict[str, list[dict[str, Outcome]]]
 ) -> None:
-    assert_the_same(case, alone(case), made_by(tmp_path_factory, 3, "fullest", FULL))
+    assert_the_same(case, few["fullest-alone"][0][case], few["fullest"])
 
 
 @pytest.mark.long
 def test_so_it_is_with_other_models(tmp_path_factory: pytest.TempPathFactory) -> None:
-    ranks = made_by(tmp_path_factory, 3, "also-fullest", ALSO_FULL)
+    ranks = made_by(tmp_path_factory, 3, "fullest", ALSO_FULL)
     for case in fullest(ALSO_FULL):
         assert_the_same(case, alone(case), ranks)
 
@@ -137,8 +158,8 @@ def test_sharded_state_changes_nothing(case: str, with_shards: list[dict[str, Ou
 
 @pytest.mark.long
 def test_options_change_nothing_together_in_a_large_network(tmp_path: Path) -> None:
-    trained_by(3, tmp_path, "pairwise", *LARGE)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    trained_by(tmp_path, ("ranks", 3, "pairwise", *LARGE))
+    ranks = [torch.load(tmp_path / "ranks" / f"{rank}.pt") for rank in range(3)]
     for name, case in pairwise(LARGE).items():
         assert_the_same(name, outcome(case, Backend("cpu")), ranks)
 
