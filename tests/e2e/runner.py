@@ -27,6 +27,8 @@ TINY = {  # a run of a second on the embedded digits
     "CONFIG_PRECISION_FP32": "y",
 }
 BRIEF = TINY | {"CONFIG_HOLDOUT": "256"}  # evaluated on so many samples instead of the whole test part
+# For what does not depend on the number of steps, nor on a plan by a trace, which is half of so short a run.
+SHORT = BRIEF | {"CONFIG_MAX_STEPS": "10", "CONFIG_AUTO_METHOD_TABLE": "y"}
 
 _NUMBERS = itertools.count()
 

@@ -13,14 +13,14 @@ import pytest
 
 from lib.runs import metrics
 from lib.runs.directory import RunDir, State
-from tests.e2e.runner import BRIEF, ROOT, Runner
+from tests.e2e.runner import BRIEF, ROOT, SHORT, Runner
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_run_that_nobody_listens_to_goes_on(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
-    runner.configure("lenet5", BRIEF)
+    runner.configure("lenet5", SHORT)
     runner.run("plan")  # makes the data
     reading, writing = os.pipe()
     os.close(reading)
@@ -41,12 +41,12 @@ def test_a_run_that_nobody_listens_to_goes_on(tmp_path: Path) -> None:
     run = runner.newest()
     assert run.status().state == "done" and "Done: " in run.log.read_text()
     steps = [row["step"] for row in metrics.read(run.metrics) if row["kind"] == "train"]
-    assert {5, 10, 40} <= {*steps} and steps == sorted(steps)
+    assert {5, 10} <= {*steps} and steps == sorted(steps)
 
 
 def test_a_run_whose_configuration_was_changed_is_refused_until_that_is_accepted(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
-    runner.configure("lenet5", BRIEF)
+    runner.configure("lenet5", SHORT)
     runner.run("train")
     run = runner.newest()
     runner.run("eval")
@@ -59,17 +59,17 @@ def test_a_run_whose_configuration_was_changed_is_refused_until_that_is_accepted
             output = runner.run(command, status=2)
             assert "Traceback" not in output and output.count("\n") <= 8, output
             assert f"restore it: cp {run.minimal} {run.config}" in output
-        assert run.status().step == 40 and len(list(runner.runs.glob("lenet5/*"))) == 1
+        assert run.status().step == 10 and len(list(runner.runs.glob("lenet5/*"))) == 1
         shutil.copy(run.minimal, run.config)
         assert "accuracy" in runner.run("eval")
-    run.config.write_text(config.replace("CONFIG_MAX_STEPS=40", "CONFIG_MAX_STEPS=45"))
+    run.config.write_text(config.replace("CONFIG_MAX_STEPS=10", "CONFIG_MAX_STEPS=15"))
     output = runner.run("resume", status=2)
-    assert f"{run.config} is not what the run was made with: MAX_STEPS 40 -> 45" in output
+    assert f"{run.config} is not what the run was made with: MAX_STEPS 10 -> 15" in output
     (accept,) = re.findall(r"accept it as it is: (mv .*)", output)
     subprocess.run(accept, shell=True, check=True)
-    assert "Starting after step 40" in runner.run("resume")
+    assert "Starting after step 10" in runner.run("resume")
     accepted = runner.newest()
-    assert accepted.read_json("values")["MAX_STEPS"] == 45 == accepted.status().step
+    assert accepted.read_json("values")["MAX_STEPS"] == 15 == accepted.status().step
     renamed = accepted.path.rename(accepted.path.with_name(f"{accepted.name[:-8]}00000000"))
     output = runner.run("eval", status=2)
     assert f"{renamed} is not called as its run was: the folder was renamed or moved; give it its" in output

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runner import BRIEF, Runner, assert_same_bits
+from tests.e2e.runner import SHORT, Runner, assert_same_bits
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_run_is_trained_again_by_its_own_configuration(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
-    runner.configure("lenet5", BRIEF | {"CONFIG_MAX_STEPS": "5", "CONFIG_SEED": "7"})
+    runner.configure("lenet5", SHORT | {"CONFIG_MAX_STEPS": "5", "CONFIG_SEED": "7"})
     runner.run("train", CONFIG_NUM_EPOCHS="3")  # of the environment: not used, and told
     first, weights = runner.newest(), runner.weights()
     # What is configured by now does not matter.
-    runner.configure("lenet5", BRIEF | {"CONFIG_MAX_STEPS": "6"})
+    runner.configure("lenet5", SHORT | {"CONFIG_MAX_STEPS": "6"})
     output = runner.run("rerun", first.name)
     again = runner.newest()
     assert again.path != first.path and again.identity == first.identity

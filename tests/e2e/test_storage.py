@@ -12,7 +12,7 @@ import pytest
 from lib.runs import metrics
 from lib.runs.directory import RunDir, checkpoint_name
 from tests.e2e.forked import Forked
-from tests.e2e.runner import BRIEF, Runner, assert_same_bits
+from tests.e2e.runner import SHORT, Runner, assert_same_bits
 
 pytestmark = pytest.mark.slow
 PATIENCE_SECONDS = 60
@@ -29,7 +29,7 @@ def runner_in(folder: Path, url: str, *, steps: int = LAST) -> Runner:
         "CONFIG_EMA": "y",
         "CONFIG_CHECKPOINT_URL": url,
     }
-    runner.configure("lenet5", BRIEF | settings)
+    runner.configure("lenet5", SHORT | settings)
     return runner
 
 

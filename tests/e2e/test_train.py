@@ -17,8 +17,8 @@ import pytest
 
 from lib.runs import checkpoint, metrics
 from tests.e2e.runner import (
-    BRIEF,
     ROOT,
+    SHORT,
     TINY,
     Runner,
     assert_same_bits,
@@ -76,18 +76,18 @@ def test_a_run_leaves_everything_behind(runner: Runner) -> None:
 
 
 def test_the_newest_and_the_best_checkpoint_can_be_evaluated(runner: Runner) -> None:
-    settings = {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "10", "CONFIG_KEEP_LAST": "2", "CONFIG_KEEP_BEST": "n"}
-    runner.configure("lenet5", BRIEF | settings)
+    settings = {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "3", "CONFIG_KEEP_LAST": "2", "CONFIG_KEEP_BEST": "n"}
+    runner.configure("lenet5", SHORT | settings)
     runner.run("train")
     run = runner.newest()
-    assert checkpoint.steps(run.checkpoints) == [30, 40]
-    (run.checkpoints / "best").write_text("step-00000030\n")
-    assert f"{run.path}, step 40: " in runner.run("eval")
-    assert f"{run.path}, step 30: " in runner.run("eval", "--best")
+    assert checkpoint.steps(run.checkpoints) == [9, 10]
+    (run.checkpoints / "best").write_text("step-00000009\n")
+    assert f"{run.path}, step 10: " in runner.run("eval")
+    assert f"{run.path}, step 9: " in runner.run("eval", "--best")
 
 
 def test_an_interrupted_run_is_left_alone_where_that_is_asked_for(runner: Runner) -> None:
-    runner.configure("lenet5", BRIEF | {"CONFIG_MAX_STEPS": "5", "CONFIG_RESUME_NEVER": "y"})
+    runner.configure("lenet5", SHORT | {"CONFIG_MAX_STEPS": "5", "CONFIG_RESUME_NEVER": "y"})
     runner.run("train")
     first = runner.newest()
     first.set_status("preempted", step=5)
@@ -96,7 +96,7 @@ def test_an_interrupted_run_is_left_alone_where_that_is_asked_for(runner: Runner
 
 
 def test_the_same_configuration_trains_the_same_weights(runner: Runner) -> None:
-    runner.configure("lenet5", BRIEF)
+    runner.configure("lenet5", SHORT)
     runner.run("train")
     first = runner.weights()
     runner.run("train")
@@ -106,12 +106,11 @@ def test_the_same_configuration_trains_the_same_weights(runner: Runner) -> None:
 
 @pytest.mark.long
 def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
-    settings = BRIEF | {
+    settings = SHORT | {
         "CONFIG_MAX_STEPS": "90",
         "CONFIG_CHECKPOINT_INTERVAL_STEPS": "3",
         "CONFIG_EVAL_INTERVAL_STEPS": "30",
         "CONFIG_EMA": "y",
-        "CONFIG_AUTO_METHOD_TABLE": "y",  # planned at once: what is killed is to train
     }
     (tmp_path / "reference").mkdir()
     reference = Runner(tmp_path / "reference")
@@ -142,7 +141,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tm
 
 
 def test_a_damaged_newest_checkpoint_costs_an_interval_and_is_told(runner: Runner) -> None:
-    runner.configure("lenet5", BRIEF | {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"})
+    runner.configure("lenet5", SHORT | {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"})
     process = runner.start("train")
     wait_for_checkpoint(runner, process, count=2)
     process.kill()
@@ -162,7 +161,7 @@ def test_a_damaged_newest_checkpoint_costs_an_interval_and_is_told(runner: Runne
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_stops_and_the_run_goes_on(runner: Runner, number: signal.Signals) -> None:
     runner.configure(
-        "lenet5", BRIEF | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
+        "lenet5", SHORT | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
     )
     process = runner.start("train")
     wait_for_checkpoint(runner, process)
@@ -185,7 +184,7 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on(runner: Runner, number: si
 def test_divergence_stops_with_a_message_and_keeps_the_last_good_checkpoint(runner: Runner) -> None:
     runner.configure(
         "lenet5",
-        BRIEF
+        SHORT
         | {
             "CONFIG_OPTIMIZER_SGD": "y",
             "CONFIG_LEARNING_RATE": "100",
@@ -204,7 +203,7 @@ def test_divergence_stops_with_a_message_and_keeps_the_last_good_checkpoint(runn
 
 def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path) -> None:
     # A large epsilon: Adam would make a large step of the last bit of a gradient that is almost zero.
-    settings = BRIEF | {"CONFIG_MAX_STEPS": "10", "CONFIG_DEVICE_CPU": "y", "CONFIG_ADAM_EPS": "0.001"}
+    settings = SHORT | {"CONFIG_DEVICE_CPU": "y", "CONFIG_ADAM_EPS": "0.001"}
     (tmp_path / "one").mkdir()
     one = Runner(tmp_path / "one")
     one.configure("lenet5", settings)
@@ -222,7 +221,7 @@ def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path) -> None:
 def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(tmp_path: Path) -> None:
     runner = Runner(tmp_path, forks=True)
     steps = {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"}
-    settings = BRIEF | steps | {"CONFIG_DEVICE_CPU": "y"}
+    settings = SHORT | steps | {"CONFIG_DEVICE_CPU": "y"}
     runner.configure("lenet5", settings)
     process = runner.start("train")
     wait_for_checkpoint(runner, process)
@@ -268,7 +267,7 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(tmp_path: P
 
 def test_the_same_configuration_twice_at_once_is_told(runner: Runner) -> None:
     runner.configure(
-        "lenet5", BRIEF | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
+        "lenet5", SHORT | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
     )
     process = runner.start("train")
     wait_for_checkpoint(runner, process)
@@ -289,7 +288,7 @@ def test_the_same_configuration_twice_at_once_is_told(runner: Runner) -> None:
 
 
 def test_an_unwritable_directory_of_runs_is_one_line(runner: Runner) -> None:
-    runner.configure("lenet5", BRIEF)
+    runner.configure("lenet5", SHORT)
     runner.runs.write_text("in the way")
     output = runner.run("train", status=1)
     assert "error: cannot create a run directory" in output and "Traceback" not in output
@@ -305,7 +304,9 @@ def test_a_full_disk_is_one_line_and_loses_nothing(runner: Runner) -> None:
         pytest.skip("cannot mount a small file system here")
     try:
         runner.configure(
-            "lenet5", BRIEF | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5", "CONFIG_KEEP_LAST": "1000"}
+            "lenet5",
+            SHORT
+            | {"CONFIG_MAX_STEPS": "40", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "5", "CONFIG_KEEP_LAST": "1000"},
         )
         output = runner.run("train", status=1)
         assert "No space left on device" in output and "Traceback" not in output
@@ -323,7 +324,7 @@ def test_missing_configuration_names_the_ways_to_one(runner: Runner) -> None:
 
 def test_a_terminal_without_our_signs_and_a_run_that_is_removed(runner: Runner) -> None:
     runner.configure(
-        "lenet5", BRIEF | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "200"}
+        "lenet5", SHORT | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "200"}
     )
     process = runner.start("train", PYTHONIOENCODING="ascii")
     wait_for_checkpoint(runner, process)
@@ -336,5 +337,5 @@ def test_a_terminal_without_our_signs_and_a_run_that_is_removed(runner: Runner) 
     assert "it was removed while this run trained in it" in output or "error: cannot" in output
     shutil.rmtree(run.path, ignore_errors=True)
     (run.path / "ckpt").mkdir(parents=True)
-    runner.configure("lenet5", BRIEF)
+    runner.configure("lenet5", SHORT)
     assert "Done: " in runner.run("train"), "what is left of a removed run is no run"
