@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import os
 import signal
 import sys
@@ -224,6 +225,7 @@ def killed(directory: Path) -> None:
 
 def main() -> None:
     directory, part = Path(sys.argv[1]), sys.argv[2]
+    importlib.import_module("train.pipeline")  # once, as the data
     names = {name for of_world in OF_WORLD.get(part, {}).values() for name in of_world} or {"unequal"}
     for name in sorted(names):
         data_of(name)  # once, before there are several
