@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from lib.errors import ToolkitError
 from lib.scaling.experiments import ROOT, ScalingExperiments, raise_failures
 from lib.scaling.results import TIMINGS, ScalingConfig
+from tests.e2e.forked import Forked
 from train.report import report
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,17 @@ def start(out: Path, text: Path, *layers: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", SWEEP, str(out), str(text), *layers], cwd=ROOT)
 
 
+def trained(out: Path, text: Path, *configs: ScalingConfig, **corpus: float) -> ScalingExperiments:
+    """A sweep by a program off which its runs are forked. corpus: what it believes of that."""
+    words = [str(out), str(text), json.dumps(corpus), *(json.dumps(asdict(config)) for config in configs)]
+    environment = os.environ | {"KCONFIG_CONFIG": str(out / "no-config")}  # by which its processes are named
+    output = text.with_name("output")
+    worker = Forked("tests.e2e.scaling_worker", words, environment=environment, output=output, ranks=True)
+    said, _ = worker.communicate(timeout=300)
+    assert worker.returncode == 0, said
+    return ScalingExperiments(out, corpus=f"file:{text}", workers=1)
+
+
 def results(out: Path) -> list[dict[str, object]]:
     return [
         {name: value for name, value in result.items() if name not in TIMINGS}
@@ -72,11 +84,10 @@ def test_a_killed_sweep_repeats_no_finished_run_and_ends_the_same(tmp_path: Path
 
 
 def test_a_failed_run_is_listed_and_the_others_are_kept(tmp_path: Path, text: Path) -> None:
-    experiments = ScalingExperiments(tmp_path / "out", corpus=f"file:{text}", workers=1)
     good = ScalingConfig(
         16, 1, batch_size=4, tokens=5_000, device="cpu", corpus=f"file:{text}", compile=False
     )
-    experiments.run([good, dataclasses.replace(good, n_layers=2, lr=1000.0)])
+    experiments = trained(tmp_path / "out", text, good, replace(good, n_layers=2, lr=1000.0))
     with pytest.raises(ToolkitError, match=r"1 of 2 runs have no valid result.*d16 l2.*LEARNING_RATE"):
         raise_failures(experiments.results())
     law = experiments.analyze_scaling_laws()
@@ -97,10 +108,8 @@ def test_a_failed_run_is_listed_and_the_others_are_kept(tmp_path: Path, text: Pa
 
 
 def test_a_loss_below_the_floor_is_a_leak(tmp_path: Path, text: Path) -> None:
-    experiments = ScalingExperiments(tmp_path / "out", corpus=f"file:{text}", workers=1)
-    experiments.corpus = dataclasses.replace(experiments.corpus, entropy_rate=100.0)
     config = ScalingConfig(
         16, 1, batch_size=4, tokens=2_000, device="cpu", corpus=f"file:{text}", compile=False
     )
-    (result,) = experiments.run([config])
+    (result,) = trained(tmp_path / "out", text, config, entropy_rate=100.0).results()
     assert result.status == "suspect_leak" and "no model reaches" in result.reason
