@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.forked import Forked
 from tests.e2e.listeners import held, hold, open_addresses
 from tests.e2e.machines import (
     PATIENCE_SECONDS,
@@ -38,30 +39,58 @@ def test_a_socket_that_is_open_is_seen() -> None:
         assert open_addresses([os.getpid()]) == {f"0.0.0.0:{port}"}
 
 
-def while_held(runner: Runner, machine: Machine, look: Callable[[], object]) -> None:
-    """Call `look` when both ranks of a run have met, and have it go on to its end."""
+def while_held(
+    runner: Runner,
+    process: Forked | subprocess.Popen[bytes],
+    said: Callable[[], str],
+    look: Callable[[], object],
+) -> None:
+    """Call `look` when both ranks of a run have met, and have it train to its end."""
+    wait_until(lambda: len(held(runner.folder)) == 2 or process.poll() is not None)
+    assert process.poll() is None, said()
+    look()
+    (runner.folder / "go").touch()
+    assert process.wait(PATIENCE_SECONDS) == 0, said()
+
+
+def assert_closed(runner: Runner) -> None:
+    assert open_addresses(processes_of(runner)) == set()
+
+
+# A list of the user's interfaces is for several machines.
+INTERFACES = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+
+
+def test_nothing_listens_beyond_the_loopback_device(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, forks=True)
+    runner.configure("lenet5", TWO)
+    process = runner.start("train", **hold(tmp_path), **INTERFACES)
+
+    def look() -> None:
+        assert len(processes_of(runner)) == 3, "the supervisor and two workers"
+        assert_closed(runner)
+
     try:
-        wait_until(lambda: len(held(runner.folder)) == 2 or machine.process.poll() is not None)
-        assert machine.process.poll() is None, machine.log.read_text()
-        look()
-        (runner.folder / "go").touch()
-        assert machine.process.wait(PATIENCE_SECONDS) == 0, machine.log.read_text()
+        while_held(runner, process, lambda: process.communicate()[0], look)
     finally:
-        machine.end()
+        process.kill()
 
 
-@pytest.mark.parametrize("command", ["train", pytest.param("preflight", marks=pytest.mark.long)])
-def test_nothing_listens_beyond_the_loopback_device(command: str, tmp_path: Path) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["train", "preflight"])
+def test_nor_where_all_are_started_as_a_user_does(command: str, tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     runner.configure("lenet5", TWO)
-    # A list of the user's interfaces is for several machines.
-    variables = hold(tmp_path) | {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    machine = Machine(runner, "alone", command=command, variables=hold(tmp_path) | INTERFACES)
 
     def look() -> None:
         assert len(processes_of(runner)) >= 3
-        assert open_addresses(processes_of(runner)) == set()
+        assert_closed(runner)
 
-    while_held(runner, Machine(runner, "alone", command=command, variables=variables), look)
+    try:
+        while_held(runner, machine.process, machine.log.read_text, look)
+    finally:
+        machine.end()
 
 
 @pytest.mark.long
@@ -81,8 +110,7 @@ def test_nor_where_the_host_name_leads_elsewhere(tmp_path: Path) -> None:
         found = subprocess.run([*within, "getent", "hosts", "one"], stdout=subprocess.PIPE, check=True)
         assert found.stdout.startswith(b"10.61.0.1 ")
         machine = Machine(runner, "one", within=within, variables=hold(tmp_path))
-        while_held(runner, machine, lambda: _assert_closed(runner))
-
-
-def _assert_closed(runner: Runner) -> None:
-    assert open_addresses(processes_of(runner)) == set()
+        try:
+            while_held(runner, machine.process, machine.log.read_text, lambda: assert_closed(runner))
+        finally:
+            machine.end()
