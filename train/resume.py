@@ -62,7 +62,8 @@ def same_machine(one: Hardware, other: Hardware) -> bool:
 
 def load_latest(job: Job, checkpoints: Path) -> Progress:
     """Load the latest valid checkpoint into `job` on every rank; return its progress, or that of no step."""
-    found = checkpoint.load(checkpoints, log=job.record.log, ranks=job.backend)
+    todo = "remove that directory to start again"
+    found = checkpoint.load(checkpoints, log=job.record.log, ranks=job.backend, todo=todo)
     progress = Progress() if found is None else loop.load_state_dict(job, found[1])
     if found is not None and job.carry is not None and found[1]["carry"] is None:
         job.record.log(

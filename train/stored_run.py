@@ -15,7 +15,7 @@ from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
 from lib.devices.probe import probe
-from lib.errors import ConfigError, ToolkitError
+from lib.errors import CheckpointError, ConfigError, ToolkitError
 from lib.nn.model_code import code_facts
 from lib.plan import plan as decide
 from lib.plan.types import Plan
@@ -210,12 +210,7 @@ def restore(
     hardware = probe(requested.device)
     trained = stored(run, "plan", Plan.from_json)
     config = for_one_process(requested, trained, devices=len(hardware.devices))
-    found = checkpoint.load(run.checkpoints, which="best" if best else "latest", log=log)
-    if found is None:
-        todo = "name another run by RUN= (make runs lists them)"
-        if best and run.checkpoint_steps:
-            todo = f"leave out BEST=1: the latest is of step {max(run.checkpoint_steps)}"
-        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint", todo=todo)
+    state = _load(run, best=best)
     data = None if needs_data else _without_data(run, config)
     data = data or open_training_data(config, root=root, log=log)
     plan = decide(config, hardware, dataclasses.replace(data.facts, train_size=None))
@@ -227,7 +222,25 @@ def restore(
         weights = initial_weights(config, root)
     record = Record()
     job = make_job(config, plan, data, hardware=hardware, backend=backend, record=record, weights=weights)
-    return Restored(run, data, job, loop.load_state_dict(job, found[1], to_train=False).step)
+    return Restored(run, data, job, loop.load_state_dict(job, state, to_train=False).step)
+
+
+def _load(run: RunDir, *, best: bool) -> dict[str, Any]:
+    """Return the state of a checkpoint. Raises ToolkitError that says what can be done without it."""
+    todo = "name another run by RUN= (make runs lists them)"
+    try:
+        found = checkpoint.load(run.checkpoints, which="best" if best else "latest", log=log)
+    except CheckpointError as error:
+        valid = checkpoint.latest_valid(run.checkpoints) if best else None
+        todo = f"train again, or {todo}"
+        if valid is not None:
+            todo = f"leave out BEST=1: the latest valid one is of step {valid}"
+        raise CheckpointError(error.what, why=error.why, todo=todo) from error
+    if found is None:
+        if best and run.checkpoint_steps:
+            todo = f"leave out BEST=1: the latest is of step {max(run.checkpoint_steps)}"
+        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint", todo=todo)
+    return found[1]
 
 
 def _without_data(run: RunDir, config: Config) -> TrainingData | None:

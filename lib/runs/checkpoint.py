@@ -100,6 +100,7 @@ def load(
     map_location: str | torch.device = "cpu",
     log: Callable[[str], object],
     ranks: _Ranks | None = None,
+    todo: str = "",
 ) -> tuple[int, dict[str, Any]] | None:
     """Return the step and state of a verified checkpoint, or None if there is none.
 
@@ -108,6 +109,7 @@ def load(
     the state has StoredTensors (`lib.runs.dcp`), which are read when they are used.
 
     ranks: all processes load the same checkpoint, and each verifies some of its files; a collective.
+    todo: what to do where all that could be loaded are damaged.
 
     Raises CheckpointError if the requested checkpoint is damaged or cannot be read.
     """
@@ -125,11 +127,8 @@ def load(
             log(f"warning: checkpoint {path.name} is damaged: {damage}")
     if not candidates:
         return None
-    raise CheckpointError(
-        f"no valid checkpoint in {directory}",
-        why=f"damaged: {', '.join(path.name for path in candidates.values())}",
-        todo="remove that directory to start again",
-    )
+    kind, names = "best " if which == "best" else "", ", ".join(path.name for path in candidates.values())
+    raise CheckpointError(f"no valid {kind}checkpoint in {directory}", why=f"damaged: {names}", todo=todo)
 
 
 def steps(directory: Path) -> list[int]:

@@ -90,6 +90,30 @@ def test_without_a_checkpoint_the_report_says_why(runner: Runner, tmp_path: Path
     assert "loss" in charts_of(page), "the rest is there"
 
 
+def test_advice_on_damaged_checkpoints_destroys_nothing(runner: Runner, tmp_path: Path) -> None:
+    """Where another one is valid it is named, and nothing is removed for a command that only reads."""
+    run, own = copy_of(runner, tmp_path)
+    (run.checkpoints / "best").write_text("step-00000010\n")
+    best, latest = (run.checkpoints / f"step-000000{step}" / "state.pt" for step in (10, 20))
+    best.write_bytes(best.read_bytes()[:100])
+    said = own.run("eval", "--best", status=1).splitlines()
+    assert said[-1] == (
+        f"error: no valid best checkpoint in {run.checkpoints}: damaged: step-00000010; "
+        "leave out BEST=1: the latest valid one is of step 20"
+    )
+    own.run("eval")
+    latest.write_bytes(latest.read_bytes()[:100])
+    export = ["export", "--format=pt2", f"--directory={tmp_path / 'exported'}"]
+    advice = "; train again, or name another run by RUN= (make runs lists them)"
+    for command in (["eval"], ["eval", "--best"], export):
+        assert own.run(*command, status=1).splitlines()[-1].endswith(advice)
+    run.set_status("preempted", step=20)
+    assert own.run("resume", status=1).splitlines()[-1] == (
+        f"error: no valid checkpoint in {run.checkpoints}: damaged: step-00000020, step-00000010; "
+        "remove that directory to start again"
+    )
+
+
 def test_a_language_model_writes_at_each_checkpoint(tmp_path: Path) -> None:
     settings = {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "10", "CONFIG_KEEP_LAST": "3"}
     runner = a_runner(tmp_path / "text", settings)
