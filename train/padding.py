@@ -33,7 +33,7 @@ def lengths_of(plan: Plan) -> int:
 
 
 def format_padding(dataset: Dataset, plan: Plan, *, seed: int) -> str:
-    """Format the share of padding in the training part, without and with bucketing by length.
+    """Format the share of padding in the training part, and what bucketing by length leaves, if that is less.
 
     The latter is that of the micro-batches of the first epoch, and not of packed rows. "" for other data.
     """
@@ -41,7 +41,8 @@ def format_padding(dataset: Dataset, plan: Plan, *, seed: int) -> str:
     if not isinstance(spec, HasLengths):
         return ""
     lengths, size = spec.lengths(dataset.train), spec.input_shape[-1]
-    before = f"Padding: {1 - lengths.mean() / size:.1%} of the tokens in rows of {size:,}"
+    whole = round(1 - lengths.mean() / size, 3)
+    before = f"Padding: {whole:.1%} of the tokens in rows of {size:,}"
     if not choices or len(spec.input_shape) > 1:
         return before
     steps = max(1, min(len(lengths), _SAMPLES) // plan.effective_batch)
@@ -53,6 +54,8 @@ def format_padding(dataset: Dataset, plan: Plan, *, seed: int) -> str:
         _, sizes = plan.micro_batches_of(replica)
         for first, count in zip(dealt_firsts(plan, replica), sizes, strict=True):
             tokens += count and count * int(cut_SN[:, first].sum())
-    share = f"{1 - lengths[sorted_SN].sum() / tokens:.1%}"
-    cut = f"{share} of rows cut by length, in micro-batches of {plan.micro_batch}"
+    share = round(1 - lengths[sorted_SN].sum() / tokens, 3)
+    if share >= whole and not spec.bucketed:
+        return before
+    cut = f"{share:.1%} of rows cut by length, in micro-batches of {plan.micro_batch}"
     return f"{before}; " + (cut if spec.bucketed else f"CONFIG_CHAT_BUCKETING=y would leave {cut}")

@@ -147,6 +147,15 @@ def test_the_padding_that_is_told_is_that_of_training() -> None:
     assert format_padding(data.dataset, compiled, seed=CONFIG.seed) != told[True]
 
 
+def test_bucketing_is_offered_only_where_it_leaves_less_padding() -> None:
+    data = random_chats(CONFIG, train=24, test=5).dataset
+    plan = dataclasses.replace(small_plan(4, 4, effective_batch=8), compile=True)
+    assert "CONFIG_CHAT_BUCKETING=y would leave " in format_padding(data, plan, seed=0)
+    for targets in data.train.targets:  # in the last quarter of each row, to the end of which it is cut
+        targets[-1], targets[-2] = IGNORED, 1
+    assert format_padding(data, plan, seed=0) == f"Padding: {1 / BLOCK:.1%} of the tokens in rows of {BLOCK}"
+
+
 def test_the_rows_of_a_step_are_cut_alike_whenever_it_is_read() -> None:
     data = random_chats(CONFIG, train=24, test=5, bucketed=True)
     job = small_job(CONFIG, small_plan(3, 3, 2), data)
