@@ -132,9 +132,9 @@ class RunDir:
         """
         assert set(files) <= {*TEXTS, *OBJECTS} and "config" in files, sorted(files)
         temporary = cls(runs / model / f".new-{os.urandom(4).hex()}")
-        with os_errors("create a run directory", todo="O= names another place"):
-            temporary.path.mkdir(parents=True)
+        with os_errors("create a run directory in", todo="O= names another place"):
             try:
+                temporary.path.mkdir(parents=True)
                 held = temporary._try_lock()
                 assert held, "nobody else knows the name"
                 for name, content in files.items():
@@ -143,9 +143,11 @@ class RunDir:
                 atomic.write_new(temporary.path / STATUS, status.encode())
                 atomic.sync_directory(temporary.path)
                 path = _rename_to_free_name(temporary.path, identity)
-            except BaseException:
+            except BaseException as error:
                 temporary.release()
-                shutil.rmtree(temporary.path)
+                shutil.rmtree(temporary.path, ignore_errors=True)
+                if isinstance(error, OSError):
+                    error.filename = str(runs / model)  # and no hidden name, which is gone
                 raise
             atomic.sync_directory(path.parent)
         return cls(path, temporary._lock)
