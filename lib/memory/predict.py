@@ -1,4 +1,7 @@
-"""Predicted peak device memory of training any torch module, without the device."""
+"""Predicted peak device memory of training any torch module, without the device.
+
+`make plan` uses train/planning/memory_estimate.py, which also knows data, tasks and parallelism.
+"""
 
 from __future__ import annotations
 
