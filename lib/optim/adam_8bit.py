@@ -11,7 +11,7 @@ N values, K blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ SHARE = (1 + 4 / BLOCK) / 4  # of the bytes in fp32
 SMALLEST = 4096  # weights with fewer values keep means in full: norms and biases
 _CHUNK = 1 << 23  # values at once, a multiple of BLOCK: an update's temporaries are of this size
 _DECADES = 7
+_Numbers: TypeAlias = dict[tuple[int, torch.device, torch.dtype], tuple[float, ...] | Tensor]
 
 
 def code_book(*, signed: bool) -> Tensor:
@@ -71,26 +72,24 @@ class Adam8bit(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Adam8bit takes no closure")
         for group in self.param_groups:
-            numbers: dict[int, tuple[float, ...] | Tensor] = {}
+            numbers: _Numbers = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, group, numbers)
 
-    def _update(
-        self, parameter: nn.Parameter, group: dict[str, Any], numbers: dict[int, tuple[float, ...] | Tensor]
-    ) -> None:
-        """Update a parameter. numbers: of other parameters of the group, by their step."""
+    def _update(self, parameter: nn.Parameter, group: dict[str, Any], numbers: _Numbers) -> None:
+        """Update a parameter. numbers: of other parameters of the group."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
             state.update(_first_state(parameter))
         step = state["step"] = state["step"] + 1
-        if step not in numbers:
+        key = step, parameter.device, _exact(parameter.dtype)
+        if key not in numbers:
             found = _numbers(group, step)
-            exact = _exact(parameter.dtype)
             # A number would be part of a compiled program.
-            numbers[step] = (
-                found if self._compiler is None else send(torch.tensor(found, dtype=exact), parameter.device)
+            numbers[key] = (
+                found if self._compiler is None else send(torch.tensor(found, dtype=key[2]), parameter.device)
             )
         options = {name: group[name] for name in ("betas", "eps", "weight_decay", "decoupled")}
         # In the order of dimensions: views, but for filters in channels-last order.
@@ -100,7 +99,7 @@ class Adam8bit(torch.optim.Optimizer):
             mean, root = (self._stored(state, name, part, width) for name in ("mean", "root"))
             if self._compiler is not None:
                 self._mark(weight_KB, gradient_KB, *mean[:2], *root[:2])
-            self._update_part(weight_KB, gradient_KB, mean, root, numbers[step], **options)
+            self._update_part(weight_KB, gradient_KB, mean, root, numbers[key], **options)
         if not parameter.is_contiguous():
             parameter.copy_(weight_N.view(parameter.shape))
 

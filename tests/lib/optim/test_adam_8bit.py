@@ -85,6 +85,20 @@ def test_it_is_resumed_to_the_bit_and_its_bytes_stay_bytes() -> None:
     assert all(torch.equal(*map(torch.as_tensor, (theirs[name], own[name]))) for name in theirs)
 
 
+def test_a_compiled_update_has_its_numbers_in_the_precision_of_each_weight() -> None:
+    """Else those of the first weight would be another's: 0.01 in float32 is not that in float64."""
+    pairs = []
+    for compiler in (None, lambda function: function):
+        own = [weight(7, 9), weight(7, 9, dtype=torch.float64)]
+        rule = Adam8bit(own, **OPTIONS, compiler=compiler)
+        for each in own:
+            each.grad = torch.ones_like(each)
+        rule.step()
+        pairs.append(own)
+    for one, two in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12 if one.dtype == torch.float64 else 1e-6, atol=0)
+
+
 def test_the_factory_makes_it_of_both() -> None:
     model = nn.Linear(64, 64)
     options: dict[str, Any] = {"momentum": None, "nesterov": False, "adam_beta1": 0.9, "adam_beta2": 0.99}
