@@ -196,6 +196,7 @@ def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         os.environ.clear()
         os.environ.update(environment)
         _open_streams(environment)
+        sys.orig_argv = [*words]
         _at_start(environment)
         _, program, *arguments = words[words.index("-m") :]
         _main(program, arguments)

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from lib.runs.directory import resolve_run
+from tests.e2e.runner import Runner
 from tests.support.configs import ROOT
 from tests.support.external import write_external
 
@@ -77,7 +78,10 @@ def test_the_files_of_its_page_train(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20, 16), (number + 99 * (number % 2),) * 3).save(file)
     own = ("CONFIG_DATASET_IMAGE_FOLDER=y", f"CONFIG_DATA_DIR={tmp_path / 'photos'}", "CONFIG_IMAGE_SIZE=16")
-    assert "Done: " in make(tmp_path / "out", "train", *small[1:], *own, "CONFIG_TARGET_EFFECTIVE_BATCH=8")
+    runner = Runner(tmp_path / "out")
+    given = dict(word.split("=", 1) for word in (*small[1:], *own, "CONFIG_TARGET_EFFECTIVE_BATCH=8"))
+    names = {"KCONFIG_MAKE_VARIABLES": " ".join(given), "ANNEAL_EXTERNAL": str(folder)}
+    assert "Done: " in runner.run("train", **given, **names), "as make train calls it"
 
 
 def test_its_names_are_completed(tmp_path: Path) -> None:

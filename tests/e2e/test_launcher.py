@@ -23,6 +23,8 @@ pytestmark = [
 ]
 LONG = {"CONFIG_MAX_STEPS": "1000000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "5"}
 LEFT_SECONDS = 60
+# Without forks processes are started as a user's are, as in test_a_signal_saves_and_ends_with_its_own_status.
+BOTH_WAYS = pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.long)])
 # Python runs it in every process when it starts.
 SABOTAGE = """
 import os, sys
@@ -68,12 +70,6 @@ if "RANK" not in os.environ and "lib.distributed.supervisor" in sys.orig_argv:
 
     shutil.rmtree, subprocess.Popen.__init__ = slow_rmtree, late_init
 """
-
-
-@pytest.fixture
-def runner(tmp_path: Path) -> Runner:
-    """Its processes are started as a user's are."""
-    return of_two(Runner(tmp_path))
 
 
 @pytest.fixture
@@ -170,19 +166,27 @@ def test_a_second_interrupt_ends_at_once(forking: Runner) -> None:
 
 def notes_of(process: Forked) -> Path:
     """The directory of a launch that is going on."""
+    found = launch_of(process)
+    assert found, "there is no launch"
+    return found
+
+
+def launch_of(process: Forked) -> Path | None:
     for launch in Path(tempfile.gettempdir()).glob("anneal-*/launch.json"):
-        with contextlib.suppress(FileNotFoundError):  # another launch has ended
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # another has ended, or begins
             if json.loads(launch.read_text())["supervisor"] == process.pid:
                 return launch.parent
-    raise AssertionError("there is no launch")
+    return None
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("meanwhile", [NOT_READY_YET, ENDING])
-def test_a_signal_before_there_are_workers_ends_at_once(runner: Runner, meanwhile: str) -> None:
+def test_a_signal_before_there_are_workers_ends_at_once(tmp_path: Path, meanwhile: str, forks: bool) -> None:
+    runner = of_two(Runner(tmp_path, forks=forks))
     (runner.folder / "sitecustomize.py").write_text(meanwhile)
     process = runner.start("train", PYTHONPATH=os.pathsep.join([str(runner.folder), str(ROOT)]))
-    wait_until(lambda: "lib.distributed.supervisor" in processes_of(runner).get(process.pid, ""), process)
-    notes = Path(processes_of(runner)[process.pid].split()[3])
+    wait_until(lambda: launch_of(process), process)
+    notes = notes_of(process)
     wait_until((notes / "local" / "attempt_0").exists, process)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]

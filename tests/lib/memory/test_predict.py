@@ -125,7 +125,7 @@ def resnet18() -> nn.Module:
         name="images", channels=3, height=32, width=32, classes=10, mean=(0.5,) * 3, std=(0.2,) * 3,
         synthetic=True,
     )  # fmt: skip
-    return build_resnet18(Resnet18Options(stem="cifar", width=64), spec)
+    return build_resnet18(Resnet18Options(stem="cifar", width=32), spec)
 
 
 def wide_gpt2() -> nn.Module:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import time
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import pytest
 
 from lib.data.datasets.sudoku.data import Options, open_sudoku
 from lib.data.datasets.sudoku.generator import LEVELS, Puzzle, puzzles
+from tests.e2e.forked import ROOT, Forked
 from tests.models.trm.puzzles import small_puzzles
-
-ROOT = Path(__file__).resolve().parents[5]
 
 
 @pytest.mark.slow
@@ -38,10 +36,9 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_nobody_goes_on_making_puzzles_for_one_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
-    command = ["env", f"PYTHONPATH={ROOT}", sys.executable, str(tmp_path / "killed.py")]
-    told = tmp_path / "makers"
-    with told.open("w") as opened:  # a pipe would wait for them
-        assert subprocess.run(command, stdout=opened, check=False).returncode == -9
+    environment, told = {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path / "makers"
+    killed = Forked(str(tmp_path / "killed.py"), [], environment=environment, output=told)
+    assert killed.wait(timeout=120) == -9
     makers = told.read_text().split()
     assert len(makers) == 2
     deadline = time.monotonic() + 30
