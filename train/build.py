@@ -21,7 +21,7 @@ from lib.devices.probe import main_memory
 from lib.errors import ConfigError, foremost
 from lib.memory.simulation import simulated
 from lib.nn.batch_norm import configure_norm
-from lib.nn.dropout import Dropout, dropouts, send_sites
+from lib.nn.dropout import dropouts, with_sites
 from lib.nn.model_code import load_model
 from lib.optim.factory import depths, make_optimizer
 from lib.optim.lr_schedule import batch_factor
@@ -87,7 +87,7 @@ def make_job(
         cuda_graph_forward=_cuda_graph_forward(plan, wrapped),
         keeping=_keeping(config, plan, model),
         reseeds=bool(data.facts.inexact),
-        dropouts=_dropouts(model, backend),
+        dropouts=with_sites(dropouts(model), backend.device),
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, plan, model, budget := budget_of(config, **batch), record.log),
@@ -172,12 +172,6 @@ def _placed(
 
         whole = LossInModel(model, task)
     return model, backend.wrap(whole, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm), None
-
-
-def _dropouts(model: nn.Module, backend: Backend) -> tuple[Dropout, ...]:
-    found = dropouts(model)
-    send_sites(found, backend.device)
-    return found
 
 
 def optimizer_of(config: Config, plan: Plan, model: nn.Module) -> torch.optim.Optimizer:

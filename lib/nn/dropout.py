@@ -136,13 +136,13 @@ def key_samples(
     held = modules[0].sample_keys
     if in_place and held is not None and held.shape == keys.shape:
         keys = held.copy_(keys)
-    send_sites(modules, device)
-    for module in modules:
+    for module in with_sites(modules, device):
         module.sample_keys = keys
 
 
-def send_sites(modules: Sequence[Dropout], device: torch.device) -> None:
-    """Send the sites of `modules` to `device`, once: a step that did would leave them behind."""
+def with_sites(modules: Sequence[Dropout], device: torch.device) -> tuple[Dropout, ...]:
+    """Return `modules` with their sites on `device`, sent once: a step that did would leave them behind."""
     for module in modules:
         if module.site_key is None or module.site_key.device != device:
             module.site_key = send(key("site", module.site), device)
+    return tuple(modules)
