@@ -143,6 +143,6 @@ def key_samples(
 def with_sites(modules: Sequence[Dropout], device: torch.device) -> tuple[Dropout, ...]:
     """Return `modules` with their sites on `device`, sent once: a step that did would leave them behind."""
     for module in modules:
-        if module.site_key is None or module.site_key.device != device:
+        if module.site_key is None or module.site_key.device.type != device.type:
             module.site_key = send(key("site", module.site), device)
     return tuple(modules)
