@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lib.data.types import Tokenizer
-from train.job import Job, evaluated_weights
+from train.job import Job, evaluated_weights, not_compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def continuation(job: Job, prompt: Sequence[int], *, sampling: Sampling, vocab_s
             logits_1TV: Tensor = (job.pipeline.forward if job.pipeline else job.model)(tokens_1T)
         return logits_1TV[..., :vocab_size]  # some models have rows for more
 
-    with evaluated_weights(job):
+    with evaluated_weights(job), not_compiled(job):  # or each length would be a program
         return continue_tokens(
             forward, prompt, sampling=sampling, block_size=block_size, device=job.backend.device
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lib import kconf
-from lib.config import Config, config_from_values
+from lib.config import CompileOptions, Config, config_from_values
 from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
@@ -228,13 +228,14 @@ def restore(
 def _load(run: RunDir, *, best: bool) -> dict[str, Any]:
     """Return the state of a checkpoint. Raises ToolkitError that says what can be done without it."""
     todo = "name another run by RUN= (make runs lists them)"
+    damaged = f"train again, or {todo}"
     try:
-        found = checkpoint.load(run.checkpoints, which="best" if best else "latest", log=log)
+        found = checkpoint.load(run.checkpoints, which="best" if best else "latest", log=log, todo=damaged)
     except CheckpointError as error:
-        valid = checkpoint.latest_valid(run.checkpoints) if best else None
-        todo = f"train again, or {todo}"
-        if valid is not None:
-            todo = f"leave out BEST=1: the latest valid one is of step {valid}"
+        valid = checkpoint.latest_valid(run.checkpoints) if best and error.todo == damaged else None
+        if valid is None:
+            raise
+        todo = f"leave out BEST=1: the latest valid one is of step {valid}"
         raise CheckpointError(error.what, why=error.why, todo=todo) from error
     if found is None:
         if best and run.checkpoint_steps:
@@ -261,7 +262,7 @@ def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
     """Adapt `config` to evaluate in one process, on `devices` devices, what was trained by `trained`.
 
     There is no batch to plan and there are no training data to hold. Evaluation counts every sample once,
-    whatever the batch size.
+    whatever the batch size. It is not compiled, which would take longer than it.
     """
     # Two frozen models on a device each may be too large for one device.
     apart = trained.layout.replica.strategy != "single"
@@ -276,4 +277,7 @@ def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
         target_effective_batch=0,
         norm_batch=0,
         data_placement="stream",
+        compilation=CompileOptions(
+            compile="manual", compile_model=False, compile_blocks=False, cuda_graphs=False
+        ),
     )

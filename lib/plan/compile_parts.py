@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib.plan.types import ITERATED, CompilePart, ConfigView, Decision, Kind, ModelFacts
-from lib.units import some_of
+from lib.units import counted, some_of
 
 # Rules of an update, by CONFIG_OPTIMIZER, that are compiled; others have a fused kernel in torch.
 _RULES = {"muon": "Muon's update of matrices", "adam_atan2": "Adam-atan2's update"}
 
+BLOCKS_IGNORED = "NOTE: CONFIG_COMPILE_BLOCKS=y has no effect"
 ACCUMULATES = "gradients are accumulated over micro-batches"  # each replay would overwrite them
 
 
@@ -60,14 +61,16 @@ def choose_graphs(
 
 
 def _blocks(config: ConfigView, facts: ModelFacts) -> tuple[bool, str]:
-    """Return whether blocks are compiled instead of the whole model; a model of one block has no equal."""
+    """Return whether blocks are compiled instead of the whole model. Kinds are by the shapes of weights."""
     if not config.compilation.compile_blocks:
         return False, ""
-    count = len(facts.units or ()) - 1
-    if facts.loss_apart == ITERATED or count < 2:
+    blocks = (facts.units or ())[1:]
+    count, kinds = len(blocks), len(set(blocks))
+    if facts.loss_apart == ITERATED or count == kinds:
         why = ITERATED if facts.loss_apart == ITERATED else "the model has no equal blocks"
-        return False, f"NOTE: CONFIG_COMPILE_BLOCKS=y has no effect: {why}"
-    return True, f"CONFIG_COMPILE_BLOCKS=y: {count} blocks, equal ones once; not the loss and what is between"
+        return False, f"{BLOCKS_IGNORED}: {why}"
+    which = f"{count} blocks of {counted(kinds, 'kind')}, equal ones once"
+    return True, f"CONFIG_COMPILE_BLOCKS=y: {which}; not the loss and what is between"
 
 
 def _loss(facts: ModelFacts) -> tuple[bool, str]:

@@ -94,12 +94,14 @@ def _compilation(
     config, facts = context.config, context.facts
     nothing = "nothing is compiled"
     parts: Decision[tuple[CompilePart, ...]] = Decision((), nothing)
-    if not step.compile and not config.compilation.cuda_graphs:
+    if not (step.compile or config.compilation.cuda_graphs or config.compilation.compile_blocks):
         return parts, Decision(False, "CONFIG_CUDA_GRAPHS=n")
-    from lib.plan.compile_parts import choose_graphs, choose_parts
+    from lib.plan.compile_parts import BLOCKS_IGNORED, choose_graphs, choose_parts
 
     if step.compile:
         parts = choose_parts(config, facts)
+    elif config.compilation.compile_blocks:
+        parts = Decision((), f"{BLOCKS_IGNORED}: {nothing}")
     devices = {"world": layout.world, "accumulation": split.accumulation}
     return parts, choose_graphs(config, facts, parts.value, device=step.device, **devices)
 

@@ -97,13 +97,16 @@ def _show_table(plan: Plan, stream: TextIO, *, columns: int) -> None:
 def named_decisions(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and reason of each decision, as text."""
     for field in dataclasses.fields(plan):
-        if field.name != "reasons" and getattr(plan, field.name) != ():
-            yield field.name.replace("_", " "), _text(getattr(plan, field.name)), plan.reasons[field.name]
+        if field.name == "reasons":
+            continue
+        value, reason = getattr(plan, field.name), plan.reasons[field.name]
+        if value != () or WARNS.search(reason):
+            yield field.name.replace("_", " "), _text(value), reason
 
 
 def _text(value: object) -> str:
     if isinstance(value, tuple):
-        return " + ".join(map(str, value))
+        return " + ".join(map(str, value)) or "none"
     return bytes_text(value.need_bytes) if isinstance(value, Memory) else value_text(value)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from lib.runs import checkpoint, metrics
 from tests.e2e.runner import (
+    BRIEF,
     ROOT,
     SHORT,
     TINY,
@@ -221,7 +222,7 @@ def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path) -> None:
 def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(tmp_path: Path) -> None:
     runner = Runner(tmp_path, forks=True)
     steps = {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"}
-    settings = SHORT | steps | {"CONFIG_DEVICE_CPU": "y"}
+    settings = BRIEF | steps | {"CONFIG_DEVICE_CPU": "y"}
     runner.configure("lenet5", settings)
     process = runner.start("train")
     wait_for_checkpoint(runner, process)

@@ -71,6 +71,8 @@ def step_time_of(
         idle = idle_share(plan.layout, accumulation=plan.accumulation)
         reason = f"{time.reason}; of the slowest stage, which waits {idle:.1%} of a step and for exchanges"
         return replace(time, fastest_seconds=fast, slowest_seconds=slow, reason=reason)
+    if "blocks" in plan.compile_parts:
+        time = replace(time, reason=f"{time.reason}; what is between blocks is counted as compiled, too")
     if "update" in plan.compile_parts:
         counted = f"the update is compiled, but counted with its {found.launches.update:,} operators"
         return replace(time, reason=f"{time.reason}; {counted}")

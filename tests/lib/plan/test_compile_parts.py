@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lib.plan.types import ITERATED, Plan
+from lib.plan.show import compact_text, named_decisions
+from lib.plan.types import ITERATED, Plan, Weight
 from tests.lib.plan.test_planner import planned
 
 NO_KERNEL, KERNEL = "is compiled: torch has no fused kernel", "without the update: torch has a fused kernel"
@@ -49,16 +50,23 @@ def test_nothing_is_a_part_of_what_is_not_compiled() -> None:
         assert planned("lenet5", machine, optimizer="muon", facts={"loss_apart": ""}).compile_parts == ()
 
 
-UNITS = (((64,), True, 4),)  # of one weight
+ROOT, SMALL, LARGE = ((Weight((size,), True),) for size in (64, 32, 128))
 
 
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"units": UNITS * 4, "loss_apart": ""}, "CONFIG_COMPILE_BLOCKS=y: 3 blocks, equal ones once"),
-        ({"units": UNITS * 2, "loss_apart": ""}, "has no effect: the model has no equal blocks"),
+        (
+            {"units": (ROOT, SMALL, LARGE, SMALL), "loss_apart": ""},
+            "CONFIG_COMPILE_BLOCKS=y: 3 blocks of 2 kinds, equal ones once",
+        ),
+        ({"units": (ROOT, SMALL), "loss_apart": ""}, "has no effect: the model has no equal blocks"),
+        ({"units": (ROOT, SMALL, LARGE), "loss_apart": ""}, "has no effect: the model has no equal blocks"),
         ({"units": None, "loss_apart": ""}, "has no effect: the model has no equal blocks"),
-        ({"units": UNITS * 4, "loss_apart": ITERATED}, "has no effect: the model is compiled by iteration"),
+        (
+            {"units": (ROOT, SMALL, SMALL), "loss_apart": ITERATED},
+            "has no effect: the model is compiled by iteration",
+        ),
     ],
 )
 def test_blocks_are_compiled_on_request_where_there_are_some(facts: dict[str, Any], why: str) -> None:
@@ -70,6 +78,17 @@ def test_blocks_are_compiled_on_request_where_there_are_some(facts: dict[str, An
     assert ("without the loss" in decided.reasons["compile_parts"]) == (facts["loss_apart"] == ITERATED)
     whole = planned("lenet5", "a10g", facts=facts, optimizer="muon")
     assert "blocks" not in whole.compile_parts and "BLOCKS" not in whole.reasons["compile_parts"]
+
+
+@pytest.mark.parametrize("machine", ["mi210", "cpu-8g"])
+def test_blocks_of_what_is_not_compiled_are_noted(machine: str) -> None:
+    decided = planned("lenet5", machine, compile_blocks=True)
+    assert not decided.compile_parts
+    assert (
+        decided.reasons["compile_parts"] == "NOTE: CONFIG_COMPILE_BLOCKS=y has no effect: nothing is compiled"
+    )
+    assert ("compile parts", "none", decided.reasons["compile_parts"]) in named_decisions(decided)
+    assert "has no effect: nothing is compiled" in compact_text(decided, columns=200)
 
 
 @pytest.mark.parametrize(("machine", "parts"), [("a10g", ("model",)), ("mi210", ())])
