@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lib.data.types import Tokenizer
-from train.job import Job, evaluated_weights, not_compiled
+from train.job import Job, evaluated_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,11 @@ def continued_text(job: Job, tokenizer: Tokenizer, prompt: Sequence[int], *, sam
     return tokenizer.decode([*prompt, *added])
 
 
+def _not_compiled(job: Job) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which nothing of the model is compiled, nor runs compiled."""
+    return torch.compiler.set_stance("force_eager") if job.plan.compile else contextlib.nullcontext()
+
+
 def continuation(job: Job, prompt: Sequence[int], *, sampling: Sampling, vocab_size: int) -> list[int]:
     """Return the tokens that follow `prompt` by the evaluated weights of `job`, each below `vocab_size`."""
     block_size = job.task.targets_per_sample
@@ -45,7 +52,7 @@ def continuation(job: Job, prompt: Sequence[int], *, sampling: Sampling, vocab_s
             logits_1TV: Tensor = (job.pipeline.forward if job.pipeline else job.model)(tokens_1T)
         return logits_1TV[..., :vocab_size]  # some models have rows for more
 
-    with evaluated_weights(job), not_compiled(job):  # or each length would be a program
+    with evaluated_weights(job), _not_compiled(job):  # or each length would be a program
         return continue_tokens(
             forward, prompt, sampling=sampling, block_size=block_size, device=job.backend.device
         )

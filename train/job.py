@@ -269,11 +269,6 @@ def evaluated_weights(job: Job) -> Iterator[None]:
             reshard(job.model)
 
 
-def not_compiled(job: Job) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which nothing of the model is compiled, nor runs compiled."""
-    return torch.compiler.set_stance("force_eager") if job.plan.compile else contextlib.nullcontext()
-
-
 def evaluate(job: Job) -> dict[str, float]:
     """Return means over the evaluation part; every sample counts exactly once on any number of ranks."""
     totals = Totals()
