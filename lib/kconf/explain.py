@@ -291,7 +291,8 @@ def _needs_in_page(node: Any) -> Iterator[str]:
     needed = [part for part in parts if not isinstance(part, kconfiglib.Choice)]
     texts = dict.fromkeys(expression(part) for part in needed if part is not item.kconfig.y)
     if texts:
-        yield f"needs `{' && '.join(texts)}`"
+        each = [f"({text})" if " || " in text and len(texts) > 1 else text for text in texts]
+        yield f"needs `{' && '.join(each)}`"
 
 
 def _plain(text: str) -> str:

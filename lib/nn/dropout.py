@@ -42,9 +42,8 @@ class Dropout(nn.Module):
         self.rate, self.site, self._own_dims, self._scales = rate, site, own_dims, scales
         self._threshold = round(rate * LEVELS)
         self.sample_keys: Tensor | None = None  # int64 (N,), one per sample
-        self.site_key: Tensor | None = (
-            None  # int64 (), a tensor so that equal layers are one compiled program
-        )
+        # int64 (), a tensor so that equal layers are one compiled program
+        self.site_key: Tensor | None = None
 
     def extra_repr(self) -> str:
         """Return the rate and the site."""

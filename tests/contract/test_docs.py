@@ -257,3 +257,11 @@ def test_an_experiment_file_of_a_page_can_be_run(page: str, text: str, tmp_path:
 
 def test_experiment_files_of_pages_are_found() -> None:
     assert len(EXPERIMENTS) > 2
+
+
+def test_what_an_option_needs_can_be_read_without_the_order_of_operators() -> None:
+    page = (ROOT / "docs" / "options.md").read_text()
+    needs = re.findall(r"needs `([^`]+)`", page)
+    assert any("&& (" in each for each in needs)
+    outside = {each: re.sub(r"\([^()]*\)", "", each) for each in needs}
+    assert [each for each, rest in outside.items() if "&&" in rest and "||" in rest] == []
