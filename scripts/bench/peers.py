@@ -1,8 +1,8 @@
 """make bench PEERS=1: the toolkit beside Lightning, accelerate, Hugging Face's Trainer and nanoGPT's loop.
 
 Each case is a process in the environment build/peers, which is made first, where all programs take turns.
-Time to the first step and peak memory are of processes with one program each. Time to a loss is last, and
-needs the text of Tiny Shakespeare (CONFIG_DATA_DIR, or a download).
+Time to the first step and peak memory are of processes with one program each. Time to a loss is first, as it
+needs the text of Tiny Shakespeare (CONFIG_DATA_DIR, or a download): where that is missing, the rest follows.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
         print(NOT_INSTALLED)
         return 1
     python, figures = place / "bin" / "python", list[dict[str, Any]]()
+    curves = time_to_loss(python)
     for case in CASES:
         for precision in PRECISIONS:
             found = _measured(python, "--case", case, precision, *timing)
@@ -56,7 +57,6 @@ def compare_all(timing: Sequence[str], *, out: Path | None) -> int:
             memory = bytes_text(row["peak_bytes"])
             print(f"{program:32}{seconds_text(first):>11}{memory:>11}{row['lines']:>8}", flush=True)
             figures.append({"case": case, "program": program, **row})
-    curves = time_to_loss(python)
     figures += [] if curves is None else [curves]
     if out is not None:
         atomic.write_text(out, json.dumps(figures, indent=1) + "\n")
@@ -75,7 +75,7 @@ def time_to_loss(python: Path) -> dict[str, Any] | None:
         command += ["--data-dir", given] if given else []
         done = subprocess.run(command, cwd=ROOT, check=False)
         if done.returncode:
-            print("time to a loss was not measured, for the reason above")
+            print("time to a loss is not measured, for the reason above", flush=True)
             return None
         return {"case": "time to a loss", "curves": json.loads(curves.read_text())}
 

@@ -38,9 +38,11 @@ def answer(command: list[Any], *, installs: int = 0, measures: int = 0) -> Simpl
 def test_every_case_has_a_table_and_the_file_has_all_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: answer(command))
+    commands = list[list[Any]]()
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command) or answer(command))
     out = tmp_path / "peers.json"
     assert peers.compare_all([], out=out) == 0
+    assert "docs.benchmarks.comparison.time_to_loss" in commands[1], "a missing text is reported at once"
     printed, figures = capsys.readouterr().out, json.loads(out.read_text())
     for case in peers.CASES:
         for precision in peers.PRECISIONS:
@@ -72,7 +74,7 @@ def test_time_to_a_loss_is_left_out_where_it_cannot_be_measured(
     monkeypatch.setenv("KCONFIG_MAKE_VARIABLES", "CONFIG_DATA_DIR")
     monkeypatch.setenv("CONFIG_DATA_DIR", "texts")
     assert peers.time_to_loss(Path("python")) is None
-    assert "not measured" in capsys.readouterr().out
+    assert "is not measured" in capsys.readouterr().out
     assert commands[0][-2:] == ["--data-dir", "texts"]
 
 
