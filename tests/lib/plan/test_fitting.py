@@ -136,7 +136,7 @@ def test_a_straight_line_takes_few_looks() -> None:
 
 
 def test_a_gpu_is_filled_to_what_is_left_of_it() -> None:
-    # 80 GB free, compiled: (fixed + n x per sample) x 1.02 x 1.05 + reserve
+    # 80 GB free, compiled: (fixed + n x per sample) x both factors + reserve
     predict = line(2 * GB, 400 * MB)
     decided = decide("lenet5", "a100-80g", predict, target_effective_batch=4096)
     free = load_hardware("a100-80g").devices[0].free_bytes
@@ -176,7 +176,7 @@ def test_a_batch_set_by_hand_is_kept_and_the_plan_says_that_it_is_too_much() -> 
     by_hand = {"hyper_param": "manual", "auto_method": None, "batch_size": 256, "gradient_accumulation": 1}
     decided = decide("lenet5", "rtx3090", line(0, GB), **by_hand)
     assert decided.micro_batch == 256
-    assert decided.reasons["memory"].startswith("MORE than there is: 275.79 GB of")
+    assert decided.reasons["memory"].startswith("MORE than there is: 282.31 GB of")
     sound = decide("lenet5", "rtx3090", line(0, MB), **by_hand)
     assert not sound.reasons["memory"].startswith("MORE")
     unknown = decide("lenet5", "rtx3090", None, **by_hand)
