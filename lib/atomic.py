@@ -35,10 +35,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` by `data`, atomically and durably. A symbolic link is followed."""
+    """Replace the contents of `path` by `data`, atomically and durably. A symbolic link is followed.
+
+    What is no file, as /dev/stdout, is written to.
+    """
     path = path.resolve()
     if path.is_dir():  # the error of a rename would name the temporary file
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a rename would replace the device by a file
+        with naming(path), path.open("wb") as special:
+            special.write(data)
+        return
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         write_new(temporary, data)
@@ -56,12 +63,15 @@ def save(path: Path, data: str | bytes, *, action: str = "write", todo: str = ""
 
 
 def check_writable(
-    path: Path, variable: str, *, log: Callable[[str], object], is_folder: bool = False
+    path: Path, variable: str, *, log: Callable[[str], object], is_folder: bool = False, suffix: str = ""
 ) -> None:
-    """Raise ConfigError if the file or new folder `path` cannot be made.
+    """Raise ConfigError if the file or new folder `path` cannot be made, or does not end in `suffix`.
 
     Folders above it that are not there will be, which is logged: a name may be misspelt.
     """
+    if suffix and path.suffix.lower() != suffix:
+        what = f"{variable}={path} does not end in {suffix}"
+        raise ConfigError(what, why="another file may be meant", todo=f"write {variable}=NAME{suffix}")
     file = (path / "-" if is_folder else path).absolute()
     above = next(each for each in file.parents if os.path.lexists(each))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):

@@ -209,6 +209,14 @@ def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
     except KeyboardInterrupt as error:
         print(str(error) or "interrupted", file=sys.stderr)
         return 130
+    except SystemExit as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is None or trace.tb_frame.f_globals.get("__name__") == "argparse":  # after --help
+            raise
+        what = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} raised SystemExit({error.code})"
+        return report(ToolkitError(what, why="a command ends by itself", todo="raise another exception"))
     except BrokenPipeError:
         return 0 if is_listing else 128 + signal.SIGPIPE
     except OSError as error:

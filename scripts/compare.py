@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("names", metavar="RUNS", nargs="?", default="", help="runs, separated by spaces")
     options = parser.parse_args()
     path = options.out or options.runs / "compare.html"
-    check_writable(path, "OUT", log=print)
+    check_writable(path, "OUT", log=print, suffix=".html")
     runs = selected(options.runs, options.names, options.where)
     rows = [read_row(run, os.path.relpath(run.path, options.runs)) for run in runs]
     of_one_model = len({run.model for run in runs}) == 1

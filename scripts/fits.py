@@ -112,10 +112,13 @@ class Request:
         )
 
     def with_length(self) -> Request:
-        """Return this request with the tokens that its samples have."""
+        """Return this request with the tokens that its samples have. Raises ConfigError for SEQ= without."""
         with _values_of(self.model):
             inputs = self.inputs()
-        return dataclasses.replace(self, seq=inputs["input_ids"][1] if "input_ids" in inputs else 0)
+        seq = inputs["input_ids"][1] if "input_ids" in inputs else 0
+        if self.seq and not seq:
+            raise ConfigError(f"SEQ={self.seq}: {self.model} takes no tokens", todo="leave SEQ= out")
+        return dataclasses.replace(self, seq=seq)
 
     def settings(self) -> str:
         """Format the size of a sample, and what else was asked for."""
@@ -176,9 +179,7 @@ def main() -> int:
         (name, each) for name, each in machines if each.kind not in STATIC_SHAPES and len(each.devices) == 1
     ]
     if not machines:
-        raise ConfigError(
-            f"GPU={options.gpu} is not one GPU", todo="name one; the table says how many it takes"
-        )
+        raise ConfigError(f"GPU={options.gpu} is not one GPU", todo="name one; the table says how many")
     rows = [(name, *cells(request, each.kind, each.devices[0], options)) for name, each in machines]
     print(f"{request.model}, {request.precision}, AdamW, {request.settings()}: predicted, not measured")
     print("\n".join(aligned(columns([HEAD, *rows]))))

@@ -279,6 +279,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")
         record.console.write_log(plain_text(planned.plan))
         if interrupted is not None:
+            from train.resume import note_changed_code
             from train.stored_run import log_differences
 
             # The configuration may have changed where that is allowed, such as the number of devices.
@@ -287,6 +288,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
                 del requested["values"]  # the identity of an older version is the hash of the stored values
             now = _environment_files(planned, stored_weight_facts(run))
             log_differences(run, now={"plugins": now["plugins"]})
+            note_changed_code(run, now["plugins"])
             for name, content in (requested | now).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)

@@ -353,8 +353,8 @@ def epoch_of(job: Job, step: int) -> float:
     return step * job.plan.effective_batch / job.train_loader.size
 
 
-def check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
-    """Raise Diverged if the loss or, with `weights`, the weights to be saved are not finite."""
+def check_finite(job: Job, row: Mapping[str, float], *, weights: bool, first: bool) -> None:
+    """Raise Diverged if the loss, the `first` that is known, or `weights` to be saved are not finite."""
     finite = math.isfinite(row["loss"])
     if finite and weights:
         own = [parameter for parameter in job.model.parameters() if not parameter.is_meta]
@@ -364,11 +364,11 @@ def check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
             finite = not job.backend.all_reduce_max((float(not finite),))[0]
     if not finite:
         what = "a weight is not finite" if math.isfinite(row["loss"]) else f"the loss is {row['loss']}"
-        raise Diverged(
-            f"{what} at step {row['step']:.0f}",
-            why="training has diverged",
-            todo="lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP; checkpoints of earlier steps are kept",
-        )
+        why, todo = "training has diverged", "lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP"
+        if first and not math.isfinite(row["loss"]):
+            why, todo = f"{why}, or none was finite", f"look at the data and the forward pass, or {todo}"
+        todo += "; checkpoints of earlier steps are kept"
+        raise Diverged(f"{what} at step {row['step']:.0f}", why=why, todo=todo)
 
 
 @torch.no_grad()

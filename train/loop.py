@@ -89,8 +89,9 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 means = logged.means(job.backend)  # waits for the device, which counts as training time
                 progress.seconds = agreed.settle()
                 row = _train_row(job, progress, means, since=logged_at)
+                first = not logged_at["step"]
                 logged, logged_at = Totals(), _counters(job, progress)
-                check_finite(job, row, weights=due.save or due.evaluation)
+                check_finite(job, row, weights=due.save or due.evaluation, first=first)
             better = False
             if due.evaluation:
                 evaluation, better = assess(job, progress, stop, saver)

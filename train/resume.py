@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lib.config import Config
 from lib.errors import PlanError
 from lib.plan.placement import place
 from lib.plan.types import Hardware, Plan
 from lib.runs import checkpoint
+from lib.runs.code import changed, stored_digests
 from lib.runs.directory import RunDir
-from lib.runs.index import stored
+from lib.runs.index import objects_of, stored
 from lib.units import counted
 from train import loop
 from train.job import Job, Progress
@@ -71,3 +74,14 @@ def load_latest(job: Job, checkpoints: Path) -> Progress:
         )
     job.record.log(f"Starting after step {progress.step}")
     return progress
+
+
+def note_changed_code(run: RunDir, facts: Mapping[str, Any]) -> None:
+    """Log where the code of the plug-ins of a run that is resumed is not as in its plugins.json.
+
+    facts: of the code now (`lib.nn.model_code.code_facts`).
+    """
+    known = objects_of(run, "plugins")[0]["plugins"]
+    if parts := changed(stored_digests(known), stored_digests(facts)):
+        what = f"NOTE: the code of its {parts} has changed since the run began"
+        log(f"{what}: its further steps train by the code of today; CONFIG_RESUME_NEVER=y begins a new run")

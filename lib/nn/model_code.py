@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -21,8 +19,8 @@ from lib.devices.backend import is_out_of_memory
 from lib.devices.probe import git_state
 from lib.errors import ConfigError, ToolkitError
 from lib.kconf.values import Value
+from lib.runs.code import folder_digest, folders_of
 
-_IMPORT = re.compile(r"^\s*from models\.(\w+)\.", re.MULTILINE)
 _MISTAKES = AttributeError, NameError, SyntaxError, ImportError  # in code, whatever it is given
 MAX_CHARACTERS = 400  # of a model's exception in messages; those of compilers fill pages
 
@@ -38,45 +36,16 @@ class ModelModule(Protocol):
     build: Callable[[Any, Any], nn.Module]  # takes Options and the spec of the data
 
 
-def sources_of(root: Path, *models: str) -> list[Path]:
-    """Return the sorted sources of the tree at `root` that training `models` may run, without other models.
-
-    Models that are imported by shared code or by one of `models` are included, and all of EXTERNAL=.
-    """
-    shared = [path for folder in ("lib", "train") for path in _sources(root / folder)]
-    shared += [*root.glob("Kconfig"), *(root / "models").glob("*.py")]
-    own = [path for model in models for path in _sources(root / "models" / model)]
-    own += _sources(base) if (base := plugin_folders.external()) else []
-    text = "".join(path.read_text(encoding="utf-8") for path in [*shared, *own] if path.suffix == ".py")
-    imported = set(_IMPORT.findall(text)) - set(models)
-    return sorted({*shared, *own, *(path for name in imported for path in _sources(root / "models" / name))})
-
-
-def _sources(folder: Path) -> list[Path]:
-    return [path for kind in ("*.py", "Kconfig") for path in folder.rglob(kind)]
-
-
-def digest_of(files: Iterable[Path], *, root: Path) -> str:
-    """Return the SHA-256 in hexadecimal digits of `files`: their names below `root`, and their contents."""
-    digest = hashlib.sha256()
-    for file in files:
-        name = file.relative_to(root) if file.is_relative_to(root) else file
-        digest.update(name.as_posix().encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
-
-
 def code_facts(model: str, task: str, dataset: str) -> dict[str, dict[str, Any]]:
     """Return folder and hash of the code of a run's plug-ins and of EXTERNAL=, with the git state of that."""
-    chosen = ((plugins.MODELS, model), (plugins.TASKS, task), (plugins.DATASETS, dataset))
-    folders = {kind.noun: kind.home(name) for kind, name in chosen}
+    folders = folders_of(model, task, dataset)
     git: dict[str, Any] = {}
     if base := plugin_folders.external():
         folders["EXTERNAL"] = base
         git = dict(zip(("git_commit", "git_dirty"), git_state(base, anywhere=True), strict=True))
     facts: dict[str, dict[str, Any]] = {}
     for name, folder in folders.items():
-        digest = digest_of(sorted(_sources(folder)), root=folder)
-        facts[name] = {"folder": plugin_folders.shown(folder), "sha256": digest}
+        facts[name] = {"folder": plugin_folders.shown(folder), "sha256": folder_digest(folder)}
     return facts | ({"EXTERNAL": facts["EXTERNAL"] | git} if git else {})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, os_error
+from lib.runs.code import digest_of, sources_of
 from lib.scaling.laws import Point
 
 ARCHITECTURES = ("resnet_bk", "resnet_bk_features", "gpt")
@@ -201,8 +202,6 @@ def corpus_path(corpus: str) -> Path | None:
 
 def code_hash(root: Path) -> str:
     """Return a hash of the code that runs depend on: without other models and without lib/scaling."""
-    from lib.nn.model_code import digest_of, sources_of  # which imports torch
-
     own = root / "lib" / "scaling"
     files = [path for path in sources_of(root, *_MODELS) if not path.is_relative_to(own)]
     return digest_of(files, root=root)[:16]

@@ -114,7 +114,12 @@ class Comparison:
         return [*found, *(known for pair in self.pairs for run in pair if (known := self.known(run)))]
 
     def _results(self, count: int) -> list[tuple[Metrics, Metrics]]:
-        return [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:count]]
+        found = [(self.known(a), self.known(b)) for a, b in self.pairs[:count]]
+        results = [(a, b) for a, b in found if a is not None and b is not None]
+        if len(results) < len(found):  # _train raises an error for any other reason
+            why = "the code of a plug-in has changed since it began"
+            raise ToolkitError("the comparison ends", why=why, todo="give the same command again")
+        return results
 
     def _train(self, count: int) -> None:
         named = [

@@ -12,8 +12,8 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias
@@ -21,9 +21,10 @@ from typing import TypeAlias
 from lib import atomic, kconf
 from lib.config import config_from_values
 from lib.errors import ConfigError, ToolkitError, foremost
+from lib.runs.code import changed, plugin_digests, stored_digests
 from lib.runs.directory import RunDir
 from lib.runs.identity import has_former_identity, identity, trains
-from lib.runs.index import read_runs
+from lib.runs.index import objects_of, read_runs
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.experiment import Experiment, Setting
 from lib.sweeps.subprocess_run import Children, finished_run
@@ -49,6 +50,12 @@ class Run:
         return identity(self.resolved.in_effect)
 
     @property
+    def code(self) -> Mapping[str, str]:
+        """Hashes of the code of its plug-ins, by their kind."""
+        config = config_from_values(self.resolved.values)
+        return plugin_digests(config.model, config.task, config.dataset)
+
+    @property
     def point(self) -> str:
         """Identity of the configuration whatever its seed."""
         return identity({**self.resolved.in_effect, "SEED": 0})
@@ -56,7 +63,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Metrics of the last evaluation of a run, or the reason for none; costs, if this sweep trained it."""
+    """Metrics of the last evaluation of a run, or the reason for none; costs, if this sweep trained it.
+
+    code: hashes of its plug-ins' code, by their kind; empty if unknown.
+    """
 
     number: int
     identity: str
@@ -65,6 +75,7 @@ class Result:
     reason: str
     seconds_cpu: float | None = None
     peak_memory_mb: float | None = None
+    code: dict[str, str] = field(default_factory=dict)
 
 
 def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
@@ -188,13 +199,16 @@ def _result(
     if (known := known_result(run, out)) is not None:
         log(f"{name}: already there")
         return known
+    if (former := _stored_result(run, out)) is not None:
+        log(f"{name}: trained again, as the code of its {changed(former.code, run.code)} has changed")
     try:
         finished = finished_run(place, run.resolved)
     except ToolkitError as error:
         log(f"{name}: {error}")
         return _outcome(run, None, reason=str(error))  # temporary, so it is not written
     file = place / RESULT
-    if finished is not None and not file.exists():  # an existing file reports a failure
+    if finished is not None and not (file.exists() or changed(_code_of(finished), run.code)):
+        # An existing file reports a failure, or a result of other code.
         log(f"{name}: done; the sweep that started it had ended")
         return _written(file, _outcome(run, finished))
     file.unlink(missing_ok=True)
@@ -218,8 +232,13 @@ def _outcome(run: Run, trained: RunDir | None, *, reason: str = "", **cost: floa
         settings=run.settings,
         metrics=trained.status().metrics if trained is not None else {},
         reason=reason,
+        code={} if trained is None else _code_of(trained),
         **cost,
     )
+
+
+def _code_of(run: RunDir) -> dict[str, str]:
+    return stored_digests(objects_of(run, "plugins")[0]["plugins"])
 
 
 def _written(file: Path, result: Result) -> Result:
@@ -228,6 +247,12 @@ def _written(file: Path, result: Result) -> Result:
 
 
 def known_result(run: Run, out: Path) -> Result | None:
+    """Return the result below `out` of an earlier training that did not fail, by the code of today."""
+    known = _stored_result(run, out)
+    return None if known is None or changed(known.code, run.code) else known
+
+
+def _stored_result(run: Run, out: Path) -> Result | None:
     """Return the result of an earlier training below `out` that did not fail, with the point of `run`."""
     try:
         stored = json.loads((run_folder(run, out) / RESULT).read_text(encoding="utf-8"))
@@ -243,6 +268,7 @@ def adopt(runs: Sequence[Run], *, out: Path, folder: Path, log: Log) -> None:
     Runs that were trained below `out` are left to `train_all`.
     """
     missing, places = {run.identity: run for run in runs if known_result(run, out) is None}, set[str]()
+    unused = set[str]()
     for row in read_runs(folder) if missing else ():
         run = missing.get(row.identity)
         if run is None or row.state != "done":
@@ -250,13 +276,18 @@ def adopt(runs: Sequence[Run], *, out: Path, folder: Path, log: Log) -> None:
         place = run_folder(run, out)
         if place.resolve() in (folder / row.run).resolve().parents:
             continue
+        if parts := changed(_code_of(RunDir(folder / row.run)), run.code):
+            unused.add(f"{row.run}: not used, as the code of its {parts} has changed")
+            continue
         place.mkdir(parents=True, exist_ok=True)
         _written(place / RESULT, _outcome(run, RunDir(folder / row.run)))
         del missing[run.identity]
         places.add("/".join(row.run.split("/")[:-3]) or "make train")
     if there := len(runs) - len(missing):
-        others = f", some from {', '.join(sorted(places))}" if places else ""
-        log(f"{there} of {counted(len(runs), 'run')} {'is' if there == 1 else 'are'} there{others}")
+        some = f", some from {', '.join(sorted(places))}" if places else ""
+        log(f"{there} of {counted(len(runs), 'run')} {'is' if there == 1 else 'are'} there{some}")
+    for line in foremost(sorted(unused), "runs"):
+        log(line)
 
 
 def run_folder(run: Run, out: Path) -> Path:

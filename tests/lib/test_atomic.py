@@ -1,5 +1,6 @@
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,21 @@ def test_a_failure_keeps_the_old_contents(
             atomic.write_text(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)
+        atomic.write_bytes(pipe, b"new")
+        assert read.result() == b"new" and pipe.is_fifo()
+
+
+def test_a_name_with_another_suffix_is_refused(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a.HTML", "OUT", log=print, suffix=".html")
+    with pytest.raises(ConfigError, match=r"OUT=.*README\.md does not end in \.html"):
+        check_writable(tmp_path / "README.md", "OUT", log=print, suffix=".html")
 
 
 def test_the_data_is_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -24,6 +25,17 @@ def test_a_missing_right_is_one_line_with_the_file(capsys: pytest.CaptureFixture
     assert run_main(main) == 1
     expected = "error: cannot read or write /data/mnist/train-images-idx3-ubyte: Permission denied\n"
     assert capsys.readouterr().err == expected
+
+
+def test_code_that_ends_the_process_is_a_failure_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    for status in (0, None, "done"):
+        assert run_main(lambda: sys.exit(status)) == 1  # noqa: B023
+        place = f"{__file__}:{sys._getframe().f_lineno - 1} raised SystemExit({status})"
+        assert capsys.readouterr().err == (
+            f"error: {place}: a command ends by itself; raise another exception\n"
+        )
+    with pytest.raises(SystemExit):
+        run_main(lambda: argparse.ArgumentParser().parse_args(["--help"]) and 0)
 
 
 @pytest.mark.parametrize("command", [[sys.executable, "-c", LISTING], KCONF])

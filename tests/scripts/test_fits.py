@@ -326,6 +326,10 @@ def test_settings_of_configurations_are_named(
         ({"gpu": "rtx3090"}, "MODEL= GPU=rtx3090 is not a model and a GPU; write MODEL=timm:NAME"),
         ({"model": "timm:images"}, "and GPU=rtx3090 or GPU=all"),
         (
+            {"model": "timm:images", "gpu": "rtx3090", "seq": "128"},
+            "SEQ=128: timm:images takes no tokens; leave SEQ= out",
+        ),
+        (
             {"model": "timm:image", "gpu": "rtx3090"},
             "MODEL=timm:image is no model of the installed timm; did you mean images",
         ),

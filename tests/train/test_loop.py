@@ -382,6 +382,14 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(
     assert [row["loss"] for row in record_of(job).of_kind("train")][-1] == pytest.approx(value, nan_ok=True)
 
 
+def test_a_loss_that_was_never_finite_is_not_blamed_on_the_learning_rate_alone() -> None:
+    job = lenet_job(record=MemoryRecord())
+    for weight in job.model.parameters():
+        weight.data.fill_(math.nan)
+    with pytest.raises(ToolkitError, match=r"at step 3: .*, or none was finite; look at the data"):
+        train(job, Progress())
+
+
 def test_a_weight_that_is_not_finite_stops_before_it_is_saved() -> None:
     job = lenet_job(config={"checkpoint_interval_steps": 1}, record=MemoryRecord())
     last = list(job.model.parameters())[-1]

@@ -49,3 +49,12 @@ def test_a_machine_is_the_same_however_much_of_it_is_free() -> None:
     assert not same_machine(one, four)
     assert not same_machine(four, dataclasses.replace(four, devices=four.devices[:2]))
     assert not same_machine(one, dataclasses.replace(one, cpu_name="another"))
+
+
+def test_a_run_that_resumes_with_other_code_says_which(capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"folder": "models/own", "sha256": "a"}
+    run = cast(RunDir, SimpleNamespace(read_json=lambda _: {"model": known, "task": known}))
+    resume.note_changed_code(run, {"model": known, "task": known})
+    assert not capsys.readouterr().out
+    resume.note_changed_code(run, {"model": known | {"sha256": "b"}, "task": known})
+    assert capsys.readouterr().out.startswith("NOTE: the code of its model has changed since the run began:")

@@ -19,12 +19,12 @@ from lib.devices.host import speed_settings
 from lib.devices.probe import environment
 from lib.errors import PlanError, ToolkitError, os_error, signal_name
 from lib.hyperparams import apply_hyperparams
-from lib.nn.model_code import digest_of, sources_of
 from lib.plan.compile_parts import choose_graphs
 from lib.plan.fitting import MemoryEstimator, divisors, predicted, smallest_accepted, step_settings
 from lib.plan.placement import place, refuse_static_shapes
 from lib.plan.probe_search import Failure, Measurement, Probed, search
 from lib.plan.types import Hardware, Memory, Plan
+from lib.runs.code import digest_of, sources_of
 from lib.units import bytes_text
 from train.planning.memory_estimate import MemoryTraces
 from train.record import log

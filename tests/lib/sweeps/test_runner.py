@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lib.errors import ConfigError, Suspended
+from lib.runs.code import plugin_digests
 from lib.runs.directory import RunDir, Status
 from lib.sweeps import runner
 from lib.sweeps.concurrency import Concurrency, HostMemoryEstimate
@@ -249,6 +250,12 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             facts = {"accuracy": 0.5 + 0.1 * len(found), "seconds": 1.0, "samples": 10, "part": "test"}
             return Status(state="done", facts=facts)
 
+        @staticmethod
+        def read_json(name: str) -> dict[str, Any]:
+            assert name == "plugins"
+            digests = plugin_digests("lenet5", "classify", "digits")
+            return {kind: {"folder": kind, "sha256": digest} for kind, digest in digests.items()}
+
     def train(_: Children, place: Path, configuration: str, *, root: Path) -> ChildRun:
         assert root == ROOT
         found.append(configuration)
@@ -338,6 +345,34 @@ def test_a_stopped_run_is_no_failure_and_resumes_next_time(
     monkeypatch.setattr(Children, "train", whole)
     again = train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
     assert len(trained) == 3 and not any(result.reason for result in again)
+
+
+def test_a_result_by_other_code_is_not_taken_for_that_of_todays(
+    tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, out = resolved_runs(study(tmp_path, "seeds: 2"), root=ROOT), tmp_path / "out"
+    folder, logged = tmp_path / "runs", list[str]()
+    elsewhere = RunDir.create(folder, model="lenet5", identity=runs[1].identity, files={"config": ""})
+    files = {"values": dict(runs[1].resolved.values), "plugins": {"model": {"sha256": "of another"}}}
+    for name, content in files.items():
+        elsewhere.write(name, content)
+    elsewhere.set_status("done", step=3, accuracy=0.25)
+    elsewhere.release()
+
+    def results() -> list[runner.Result]:
+        logged.clear()
+        runner.adopt(runs, out=out, folder=folder, log=logged.append)
+        return train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
+
+    first = results()
+    assert len(trained) == 2, "the run that is there is of another code"
+    assert f"{elsewhere.path.relative_to(folder)}: not used, as the code of its model has changed" in logged
+    assert results() == first and len(trained) == 2
+    changed = {"model": "of tomorrow", "task": runs[0].code["task"]}
+    monkeypatch.setattr(runner, "plugin_digests", lambda *_: changed)
+    results()
+    assert len(trained) == 4
+    assert sum(line.endswith("trained again, as the code of its model has changed") for line in logged) == 2
 
 
 def test_a_run_that_outlived_its_sweep_is_not_trained_twice(tmp_path: Path, trained: list[str]) -> None:
