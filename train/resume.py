@@ -14,8 +14,8 @@ from lib.errors import PlanError
 from lib.plan.placement import place
 from lib.plan.types import Hardware, Plan
 from lib.runs import checkpoint
-from lib.runs.code import changed, stored_digests
 from lib.runs.directory import RunDir
+from lib.runs.identity import changed, stored_digests
 from lib.runs.index import objects_of, stored
 from lib.units import counted
 from train import loop

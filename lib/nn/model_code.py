@@ -19,7 +19,7 @@ from lib.devices.backend import is_out_of_memory
 from lib.devices.probe import git_state
 from lib.errors import ConfigError, ToolkitError
 from lib.kconf.values import Value
-from lib.runs.code import folder_digest, folders_of
+from lib.runs.identity import folder_digest, folders_of
 
 _MISTAKES = AttributeError, NameError, SyntaxError, ImportError  # in code, whatever it is given
 MAX_CHARACTERS = 400  # of a model's exception in messages; those of compilers fill pages

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, os_error
-from lib.runs.code import digest_of, sources_of
+from lib.runs.identity import digest_of, sources_of
 from lib.scaling.laws import Point
 
 ARCHITECTURES = ("resnet_bk", "resnet_bk_features", "gpt")

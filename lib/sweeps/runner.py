@@ -21,9 +21,8 @@ from typing import TypeAlias
 from lib import atomic, kconf
 from lib.config import config_from_values
 from lib.errors import ConfigError, ToolkitError, foremost
-from lib.runs.code import changed, plugin_digests, stored_digests
 from lib.runs.directory import RunDir
-from lib.runs.identity import has_former_identity, identity, trains
+from lib.runs.identity import changed, has_former_identity, identity, plugin_digests, stored_digests, trains
 from lib.runs.index import objects_of, read_runs
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.experiment import Experiment, Setting

@@ -376,18 +376,11 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(
     monkeypatch.setattr(Diverging, "value", value)
     changes = {"checkpoint_interval_steps": interval, "log_interval_steps": 100, "max_steps": 4}
     job = lenet_job(config=changes, task=Diverging, record=MemoryRecord())
-    with pytest.raises(ToolkitError, match=f"the loss is {value} at step 2.*diverged"):
+    advice = "; lower" if interval == 1 else ", or none was finite; look at the data"
+    with pytest.raises(ToolkitError, match=f"the loss is {value} at step 2: training has diverged{advice}"):
         train(job, Progress())
     assert record_of(job).saved == [(1, False)] * (interval == 1)
     assert [row["loss"] for row in record_of(job).of_kind("train")][-1] == pytest.approx(value, nan_ok=True)
-
-
-def test_a_loss_that_was_never_finite_is_not_blamed_on_the_learning_rate_alone() -> None:
-    job = lenet_job(record=MemoryRecord())
-    for weight in job.model.parameters():
-        weight.data.fill_(math.nan)
-    with pytest.raises(ToolkitError, match=r"at step 3: .*, or none was finite; look at the data"):
-        train(job, Progress())
 
 
 def test_a_weight_that_is_not_finite_stops_before_it_is_saved() -> None:

@@ -24,7 +24,7 @@ from lib.plan.fitting import MemoryEstimator, divisors, predicted, smallest_acce
 from lib.plan.placement import place, refuse_static_shapes
 from lib.plan.probe_search import Failure, Measurement, Probed, search
 from lib.plan.types import Hardware, Memory, Plan
-from lib.runs.code import digest_of, sources_of
+from lib.runs.identity import digest_of, sources_of
 from lib.units import bytes_text
 from train.planning.memory_estimate import MemoryTraces
 from train.record import log
