@@ -132,7 +132,7 @@ def curves(runs: Sequence[RunDir], names: Sequence[str]) -> Section:
     for number, (run, name, each) in enumerate(zip(runs, names, flop, strict=True)):
         batch = stored(run, "plan", Plan.from_json).effective_batch
         factors = {"samples": batch} if each is None else {"samples": batch, "flop": batch * each}
-        for series in read_series(run.metrics):
+        for series in read_series(run.metrics, ended=run.status().state == "done"):
             line = series.to_json(name=name, style=number, factors=factors)
             lines.append((f"{series.column}, {LINES[series.kind]}", line))
     return Section("Curves", notes, charts(sorted(lines, key=lambda line: str(line[1]["kind"])), axes))

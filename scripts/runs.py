@@ -65,7 +65,7 @@ def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             row.data,
             str(row.effective_batch or ""),
             "" if row.best is None else f"{row.metric} {row.best:.4g}",
-            "" if row.best_step is None else f"{row.best_step}/{row.step}",
+            "" if row.best_step is None else f"{row.best_step}/{'?' if row.state == 'unknown' else row.step}",
             "" if row.seconds is None else str(timedelta(seconds=round(row.seconds))),
             row.began[:16],
             row.run,

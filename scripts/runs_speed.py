@@ -25,10 +25,12 @@ def make_runs(folder: Path, model: str, count: int) -> None:
     rows = ({"kind": "train" if step % 10 else "eval", "step": step, "loss": 0.5} for step in range(1, 201))
     first.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     first.set_status("done", step=200, seconds=60.0, loss=0.005)
+    for path in first.path.iterdir():
+        os.utime(path, ns=(0, 0))  # what has just changed would be read again
     for number in range(1, count):
         copy = shutil.copytree(first.path, first.path.with_name(f"{first.name[:-8]}{number:08x}"))
         (copy / "values.json").write_text(json.dumps({**values, "LEARNING_RATE": number / count}))
-        os.utime(copy, ns=(0, 0))  # what has just changed would be read again
+        os.utime(copy, ns=(0, 0))
 
 
 def main() -> int:

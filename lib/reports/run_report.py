@@ -98,7 +98,7 @@ def _title(run: RunDir) -> str:
 
 def sections(run: RunDir, findings: Findings) -> list[Section]:
     """Return the sections of the report, the result first. Raises ToolkitError for damaged metrics."""
-    series = read_series(run.metrics)
+    series = read_series(run.metrics, ended=run.status().state == "done")
     lines = [
         (each.column, each.to_json(name=LINES[each.kind], style=int(each.kind == "eval")))
         for each in series

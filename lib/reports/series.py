@@ -50,12 +50,13 @@ def extremes(values: Sequence[float], most: int) -> list[int]:
     return sorted(kept)
 
 
-def read_series(path: Path) -> list[Series]:
+def read_series(path: Path, *, ended: bool = False) -> list[Series]:
     """Return the curves of a metrics.jsonl by kind of row, in the order of the file.
 
     A file that does not exist yet has none. Raises ToolkitError for a damaged one.
+    ended: as for `metrics.rows`.
     """
-    found = series_of(metrics.rows(path)) if path.exists() else []
+    found = series_of(metrics.rows(path, ended=ended)) if path.exists() else []
     return [each for each in found if each.column not in _PLAIN]
 
 

@@ -1,9 +1,9 @@
 """Index of all run directories: one row for each run, and the filters of `make runs`.
 
-The index is a file of rows beside the runs. A row is read again where its run directory has changed since: a
-directory's modification time changes with every file that is replaced in it, and so with its status and tags.
-A run that may still grow is always read again. Values of options are stored as differences from the first run
-of the same model, since 10,000 runs share most of them.
+The index is a file of rows beside the runs. A row is read again where its run has changed since: the
+modification time of its directory, which changes with every file that is replaced in it (as its tags are),
+or the time or size of its metrics or status. A run that may still grow is always read again. Values of
+options are stored as differences from the first run of the same model, since 10,000 runs share most of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lib.runs.metrics import higher_is_better, parse_row, preferred
 T = TypeVar("T")
 
 INDEX = ".index.json"
-_VERSION = 3
+_VERSION = 4
 _DEPTH = 5  # below the folder of runs: runs/sweeps/NAME/IDENTITY/MODEL/RUN
 _CLOCK_NS = 2_000_000_000  # a change this soon before the index was written may have the same time
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operator.lt, ">": operator.gt}
@@ -95,16 +95,26 @@ def read_runs(folder: Path) -> list[Row]:
     """
     stored, written_ns = _stored(folder)
     now_ns = time.time_ns()
-    found: dict[str, tuple[int, Row]] = {}
+    found: dict[str, tuple[list[int], Row]] = {}
     for name, changed_ns in run_names(folder):
-        seen_ns, row = stored.get(name, (0, None))
-        is_recent = changed_ns != seen_ns or changed_ns >= written_ns - _CLOCK_NS
+        stamp = [changed_ns, *_stamp(f"{folder}/{name}/metrics.jsonl"), *_stamp(f"{folder}/{name}/{STATUS}")]
+        seen, row = stored.get(name, ([], None))
+        is_recent = stamp != seen or max(stamp) >= written_ns - _CLOCK_NS  # no size is as large as a time
         if row is None or is_recent or row.state in _MAY_CHANGE:
             row = read_row(RunDir(folder / name), name)
-        found[name] = changed_ns, row
+        found[name] = stamp, row
     if found != stored or not stored:
         _write(folder, found, now_ns)
     return sorted((row for _, row in found.values()), key=lambda row: (row.began, row.run), reverse=True)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Return the modification time in ns and the size of a file; zeros where there is none to read."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - for 10,000 runs
+    except OSError:
+        return 0, 0  # read_row reports it
+    return found.st_mtime_ns, found.st_size
 
 
 def run_names(folder: Path) -> Iterator[tuple[str, int]]:
@@ -154,13 +164,16 @@ def read_row(run: RunDir, name: str) -> Row:
 
 
 def status_of(run: RunDir) -> tuple[Status, str]:
-    """Return the status, and the name of the file if one cannot be read.
+    """Return the status, and the name of the file if one is missing or damaged.
 
     The state is "killed" where it would be "running" and no process holds the lock.
     """
     status, file = Status(state="unknown"), STATUS
     try:
-        status, file = run.status(), LOCK
+        status = run.status()
+        if status.state == "unknown":
+            return status, file
+        file = LOCK
         if status.state == "running" and not run.in_use:
             status = replace(status, state="killed")
     except ToolkitError:
@@ -237,7 +250,7 @@ def _best(
     return metric, best, int(step)
 
 
-def _stored(folder: Path) -> tuple[dict[str, tuple[int, Row]], int]:
+def _stored(folder: Path) -> tuple[dict[str, tuple[list[int], Row]], int]:
     """Return the entries of the index and the time it was written; none where it is missing or unreadable."""
     try:
         content = json.loads((folder / INDEX).read_bytes())
@@ -248,20 +261,20 @@ def _stored(folder: Path) -> tuple[dict[str, tuple[int, Row]], int]:
             row["values"] = {**content["bases"][row["model"]], **row["values"]}
             for gone in row.pop("without"):
                 del row["values"][gone]
-            found[name] = entry["changed_ns"], Row(**row)
+            found[name] = entry["stamp"], Row(**row)
         return found, content["written_ns"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}, 0  # the index is a copy, and is made again
 
 
-def _write(folder: Path, found: Mapping[str, tuple[int, Row]], now_ns: int) -> None:
+def _write(folder: Path, found: Mapping[str, tuple[list[int], Row]], now_ns: int) -> None:
     bases: dict[str, Mapping[str, Any]] = {}
     runs = {}
-    for name, (changed_ns, row) in found.items():
+    for name, (stamp, row) in found.items():
         base = bases.setdefault(row.model, row.values)
         own = {key: value for key, value in row.values.items() if key not in base or base[key] != value}
         gone = [key for key in base if key not in row.values]
-        runs[name] = {"changed_ns": changed_ns, "row": {**row.to_json(), "values": own, "without": gone}}
+        runs[name] = {"stamp": stamp, "row": {**row.to_json(), "values": own, "without": gone}}
     content = {"version": _VERSION, "written_ns": now_ns, "bases": bases, "runs": runs}
     # A folder of somebody else's, or none: see read_runs.
     with contextlib.suppress(OSError):

@@ -113,9 +113,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [*rows(path)]
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield what `read` returns, with few rows in memory. Raises ToolkitError."""
-    return (row for batch in Follower(path).batches() for row in batch)
+def rows(path: Path, *, ended: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield what `read` returns, with few rows in memory. Raises ToolkitError.
+
+    ended: nothing is written any more, so that a last line that is not whole is damage, too.
+    """
+    return (row for batch in Follower(path, ended=ended).batches() for row in batch)
 
 
 def tail(path: Path) -> list[dict[str, Any]]:
@@ -132,10 +135,10 @@ def tail(path: Path) -> list[dict[str, Any]]:
 
 
 class Follower:
-    """Incremental reader of a growing file: each row once, from the first on."""
+    """Incremental reader of a growing file, or of one that has `ended`: each row once, from the first on."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._lines = path, 0, 0
+    def __init__(self, path: Path, *, ended: bool = False) -> None:
+        self._path, self._offset, self._lines, self._ended = path, 0, 0, ended
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows appended since the last call, BATCH_ROWS at a time; the last batch may be empty.
@@ -146,7 +149,7 @@ class Follower:
         with os_errors("read"), self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n") and not self._ended:
                     break
                 if (row := parse_row(line)) is None:
                     where = f"{self._path}:{self._lines + 1}"

@@ -50,6 +50,16 @@ def test_the_result_comes_first_with_best_values_and_baselines(tmp_path: Path) -
     assert rows_of(first, "Baselines") == {"uniform guess": ("training loss 2.3026",)}
 
 
+def test_metrics_of_a_finished_run_that_are_no_text_are_named(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    run.metrics.write_bytes(b"\xff\xfe\xfd")
+    run.set_status("running", step=3)
+    assert "There is no evaluation yet." in by_title(run)["Result"].notes
+    run.set_status("done", step=3)
+    with pytest.raises(ToolkitError, match=r"metrics.jsonl:1 is not a JSON object"):
+        sections(run, UNREAD)
+
+
 def test_a_baseline_is_also_read_from_the_log(tmp_path: Path) -> None:
     run = reported_run(tmp_path)
     run.log.write_text("2026-01-01T00:00:00Z N-gram baseline: 4.1 / 3.2 bits per byte\n")

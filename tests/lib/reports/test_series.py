@@ -62,6 +62,14 @@ def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
         read_series(path)
 
 
+def test_a_last_line_that_is_not_whole_is_damage_of_a_run_that_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b"\xff\xfe\xfd")
+    assert read_series(path) == []
+    with pytest.raises(ToolkitError, match="rows:1 is not a JSON object"):
+        read_series(path, ended=True)
+
+
 def test_a_long_series_says_how_many_rows_it_stands_for(tmp_path: Path) -> None:
     run = reported_run(tmp_path)
     write_rows(run, 5000)

@@ -43,7 +43,8 @@ def make_run(
 def settle(run: RunDir) -> None:
     """Let the run be older than what an index must not trust."""
     past = run.path.stat().st_mtime_ns - 10 * index._CLOCK_NS
-    os.utime(run.path, ns=(past, past))
+    for path in (*run.path.iterdir(), run.path):
+        os.utime(path, ns=(past, past))
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -96,6 +97,34 @@ def test_a_run_that_has_changed_is_read_again(
     row = next(row for row in read_runs(tmp_path) if row.identity == "00000001")
     assert names == [row.run]
     assert row.state == "failed" if change == "status" else row.tags == ("new",)
+
+
+@pytest.mark.parametrize("keeps", ["size", "time"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "status.json"])
+def test_a_file_that_is_changed_in_place_is_read_again(tmp_path: Path, name: str, keeps: str) -> None:
+    run = make_run(tmp_path, 0)
+    settle(run)
+    assert not read_runs(tmp_path)[0].damaged
+    file = run.path / name
+    before, text = file.stat(), file.read_bytes()
+    file.write_bytes(text[:-4] + b"x}}\n" if keeps == "size" else text + b"nonsense\n")
+    if keeps == "time":
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for _ in range(2):
+        (damaged,) = read_runs(tmp_path)[0].damaged
+        assert damaged.partition(":")[0] == name
+
+
+@pytest.mark.parametrize("content", ["", "[", None])
+def test_a_status_that_cannot_be_read_is_damage(tmp_path: Path, content: str | None) -> None:
+    run = make_run(tmp_path, 0)
+    settle(run)
+    read_runs(tmp_path)
+    (run.path / "status.json").unlink() if content is None else (run.path / "status.json").write_text(content)
+    for _ in range(2):
+        (row,) = read_runs(tmp_path)
+        assert (row.state, row.damaged) == ("unknown", ("status.json",))
+        assert "10/?" in aligned(columns([row]))[1]
 
 
 def test_a_change_in_the_moment_of_the_index_is_seen(tmp_path: Path) -> None:
