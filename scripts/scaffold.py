@@ -66,18 +66,20 @@ def check(kind: str, name: str, *, task: str = "") -> None:
             else "it becomes a Python package and starts CONFIG_ names",
             todo=f"give NAME= as lower-case letters, digits and single underscores, such as NAME=my_{kind}",
         )
-    if kind == "model":
-        template_of(task)
     if (base := external()) is not None:
         check_place(base, ROOT)
     for path in (*files(kind, name), *files(kind, name, base)):
         if path.exists():
             raise ConfigError(f"{shown(path)} exists", todo="choose another NAME= or remove it")
+    if kind == "model":
+        template_of(task)
     _check_symbols(kind, name)
 
 
 def template_of(task: str) -> str:
     """Return the model template for `task`, a folder of templates/model. Raises ConfigError without one."""
+    if not task:
+        raise ConfigError("a new model needs TASK=", todo=f"there are {', '.join(TASKS.names())}")
     if task not in TASKS.names():
         raise ConfigError(f"there is no task {task!r}", todo=f"give TASK=: {meant(task, TASKS.names())}")
     if (TEMPLATES / "model" / task).is_dir():
