@@ -149,8 +149,8 @@ def not_taken(symbol: Any, value: str) -> str:
     """Explain why a visible symbol has another value than the valid one it was assigned."""
     now = f"{shown(symbol, value)} does not take: it is {symbol.str_value}"
     if symbol.choice and value == "n":
-        others = [member for member in symbol.choice.syms if member is not symbol and member.visibility]
-        return f"{shown(symbol, value)} leaves no member of the choice; set another =y: {_names(others)}"
+        others = _names(_others(symbol))
+        return f"{shown(symbol, value)} leaves no member of the choice; set another =y: {others}"
     if symbol.choice:
         return f"{now}; the choice has {_chosen(symbol.choice)}"
     if selectors := selecting(symbol):
@@ -179,11 +179,21 @@ def _describe(part: Any) -> str:
         now = _chosen(part.choice) if part.choice else part.str_value or "without a value"
         return f"{option(part)}=y (now {now}{_origin(part)})"
     if part[0] is kconfiglib.NOT and isinstance(part[1], kconfiglib.Symbol):
+        if others := _others(part[1]):  # a member cannot be set to n
+            names = [f"{option(member)}=y" for member in others[:_MAX_NAMES]]
+            names += ["another member"] * (len(others) > _MAX_NAMES)
+            return f"{' or '.join(names)} (now {option(part[1])}=y)"
         return f"{option(part[1])}=n (now {part[1].str_value}{_origin(part[1])})"
     symbols = [item for item in items_in(part) if _is_variable(item)]
     visible = [item for item in symbols if not item.choice or item.choice.selection]
     state = ", ".join(dict.fromkeys(_state(item) for item in visible or symbols))
     return f"{expression(part)} (now {state})" if state else expression(part)
+
+
+def _others(symbol: Any) -> list[Any]:
+    """Return the members of the choice that can take the place of a member; none of another symbol."""
+    members = symbol.choice.syms if symbol.choice else ()
+    return [member for member in members if member is not symbol and member.visibility]
 
 
 def _is_variable(item: Any) -> bool:
@@ -215,9 +225,12 @@ def _remedy_of(part: Any, seen: frozenset[str]) -> list[str] | None:
             both = [_remedy_of(one, seen) for one in part[1:] if not kconfiglib.expr_value(one)]
             return None if None in both else [word for words in both for word in words or []]
         inner = part[1]
-        if part[0] is kconfiglib.NOT and _is_variable(inner) and not inner.choice and inner.visibility:
+        if part[0] is not kconfiglib.NOT or not _is_variable(inner) or not inner.visibility:
+            return None
+        if not inner.choice:
             return [f"{option(inner)}=n"]
-        return None
+        others = _others(inner)  # which of several is the user's decision
+        return [f"{option(others[0])}=y"] if len(others) == 1 else None
     if not _is_variable(part) or not is_logical(part) or part.name in seen:
         return None
     if not has_prompt(part):

@@ -180,6 +180,28 @@ def test_command_that_is_offered_works(tree, name):
     assert lines_of(judge(tree, "", overrides=offered)) == []
 
 
+def test_what_a_member_excludes_needs_another_member(tmp_path):
+    """Of a choice of two that is offered, of a choice of three all are named, of more the first six."""
+    lines = ['mainmenu "Choices"']
+    for name, members in (("TWO", 2), ("THREE", 3), ("MANY", 9)):
+        config = [f'config {name}_{number}\n\tbool "{number}"' for number in range(members)]
+        lines += [f'choice {name}\n\tprompt "{name}"', *config, "endchoice"]
+        lines += [f'config WITH_{name}\n\tint "With"\n\tdepends on !{name}_0\n\tdefault 1']
+    (tmp_path / "Kconfig").write_text("\n".join(lines) + "\n")
+    tree = load_tree("Kconfig", srctree=tmp_path)
+    needs = {
+        "TWO": "CONFIG_TWO_1=y (now CONFIG_TWO_0=y); give CONFIG_TWO_1=y CONFIG_WITH_TWO=4",
+        "THREE": "CONFIG_THREE_1=y or CONFIG_THREE_2=y (now CONFIG_THREE_0=y)",
+        "MANY": "CONFIG_MANY_1=y or CONFIG_MANY_2=y or CONFIG_MANY_3=y or CONFIG_MANY_4=y or CONFIG_MANY_5=y "
+        "or CONFIG_MANY_6=y or another member (now CONFIG_MANY_0=y)",
+    }
+    for name, text in needs.items():
+        [finding] = lines_of(judge(tree, "", overrides={f"CONFIG_WITH_{name}": "4"}))
+        assert finding.endswith(f"CONFIG_WITH_{name}=4 has no effect: it needs {text}")
+        member = text.split("=")[0]
+        assert not lines_of(judge(tree, "", overrides={member: "y", f"CONFIG_WITH_{name}": "4"}))
+
+
 def test_an_offered_value_is_quoted_for_the_shell():
     """Which splits it at blanks, and make takes a dollar sign for itself."""
     with pytest.raises(ConfigError) as caught:
