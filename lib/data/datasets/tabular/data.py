@@ -71,12 +71,11 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     rows = [_complete(options, *pair, schema, location) for pair in zip(tables, rows, strict=True)]
     for part, kept in zip(("training", "validation"), rows, strict=True):
         if not len(kept):
-            todo = (
-                "add rows"
-                if options.validation == "other"
-                else "add rows, or set CONFIG_TABULAR_VALIDATION_OTHER=y"
-            )
-            raise DataError(f"{table.file}: no row is left for {part}", todo=todo)
+            why, todo, key = "", "add rows", "group" if options.group else "content"
+            if options.validation == "split":
+                why = f"a hash of its {key} puts a row in a part, so that rows of equal {key} are in one part"
+                todo = "add rows that differ, or set CONFIG_TABULAR_VALIDATION_OTHER=y"
+            raise DataError(f"{table.file}: no row is left for {part}", why=why, todo=todo)
     train = table, rows[0]
     columns = tuple(_column(options, *train, name) for name in schema.inputs)
     for column in columns:

@@ -187,6 +187,18 @@ def test_missing_values_are_reported_with_what_becomes_of_them(
             DataError,
             "no row is left for .*TABULAR_VALIDATION_OTHER=y",
         ),
+        (
+            "size,price\n" + "1,2\n" * 50,
+            {},
+            DataError,
+            "no row is left for .*: a hash of its content .*rows of equal content are in one.*add rows that",
+        ),
+        (
+            "size,year,price\n" + "".join(f"1,{year},2\n" for year in range(50)),
+            {"group": "size"},
+            DataError,
+            "no row is left for .*: a hash of its group .*rows of equal group are in one part",
+        ),
         (f"{HEADING}\n1,a,1,1\n", {"targets": "pricee"}, ConfigError, "TABULAR_TARGETS.*did you mean price"),
         (f"{HEADING}\n1,a,1,1\n", {"inputs": "price"}, ConfigError, "both name 'price'; leave it out of"),
         (f"{HEADING}\n1,a,1,1\n", {"targets": ""}, ConfigError, "CONFIG_TABULAR_TARGETS names no column"),
