@@ -179,6 +179,14 @@ def test_a_value_that_would_not_arrive_is_refused(make: Make, arguments: list[st
     assert f"error: {told}" in done.stderr or f"*** {told}" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["file", "a 'file"])
+def test_a_file_is_no_place_for_what_is_made(make: Make, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    done = make("plan", f"O={tmp_path / name}")
+    assert (done.returncode, done.calls) == (2, [])
+    assert f"*** O={tmp_path / name} is not a folder" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 def known_variables() -> list[str]:
     text = subprocess.run(["make", "printvars"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [line.partition("=")[0] for line in text.splitlines()]
