@@ -79,7 +79,10 @@ class Run:
         return str(RunDir.open(self.path).status().state)
 
     def metrics(self, kind: str = "eval") -> list[dict[str, Any]]:
-        """Return the rows of its metrics of a kind, eval or train. Raises ToolkitError without any."""
+        """Return the rows of its metrics of a kind: eval, train or speed. Raises ToolkitError without any."""
+        if kind not in metrics.KINDS:
+            known = ", ".join(metrics.KINDS)
+            raise ConfigError(f"kind={kind!r} is no kind of rows", todo=f"there are {known}")
         return [row for row in metrics.read(RunDir.open(self.path).metrics) if row["kind"] == kind]
 
 

@@ -16,6 +16,7 @@ from lib.errors import ToolkitError, os_errors
 Scalar: TypeAlias = str | int | float | bool | None
 
 PREFERRED = ("exact_accuracy", "accuracy", "loss")  # evaluation metrics, in order, when none is requested
+KINDS = ("train", "eval", "speed")  # of rows; at one step in this order
 BATCH_ROWS = 1000
 _BLOCK_BYTES = 1 << 16
 

@@ -19,7 +19,7 @@ from lib import atomic
 from lib.config import Config
 from lib.errors import ConfigError, ToolkitError, os_errors
 from lib.runs.directory import EVENTS, RunDir
-from lib.runs.metrics import Follower
+from lib.runs.metrics import KINDS, Follower
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -174,7 +174,7 @@ class Service:
 
 def _sort_key(row: Row) -> list[Any]:
     """Return the sort key of a row: at one step training comes first, then evaluation, then speed."""
-    return [row["step"], ("train", "eval", "speed").index(row["kind"])]
+    return [row["step"], KINDS.index(row["kind"])]
 
 
 def _last_sent(file: Path) -> list[Any]:

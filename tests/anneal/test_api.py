@@ -265,6 +265,8 @@ def test_errors_name_the_arguments_of_python(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match=r"^run=nope: there is no run in ") as caught:
         api.load("nope", runs=tmp_path)
     assert "RUN=" not in caught.value.what
+    with pytest.raises(ConfigError, match=r"^kind='evall' is no kind of rows; there are train, eval, speed$"):
+        api.Run(tmp_path).metrics("evall")
     model: Any = api.Model(api.Run(tmp_path), None, None, 0, None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^layout=onx is not a format; there are "):
         api.export(model, tmp_path / "out", layout="onx")
