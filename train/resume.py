@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lib.config import Config
-from lib.errors import PlanError
+from lib.errors import CheckpointError, PlanError, os_errors
 from lib.plan.placement import place
 from lib.plan.types import Hardware, Plan
 from lib.runs import checkpoint
-from lib.runs.directory import RunDir
+from lib.runs.directory import RunDir, checkpoint_step
 from lib.runs.identity import changed, stored_digests
 from lib.runs.index import objects_of, stored
 from lib.units import counted
@@ -64,9 +64,18 @@ def same_machine(one: Hardware, other: Hardware) -> bool:
 
 
 def load_latest(job: Job, checkpoints: Path) -> Progress:
-    """Load the latest valid checkpoint into `job` on every rank; return its progress, or that of no step."""
+    """Load the latest valid checkpoint into `job` on every rank; return its progress, or that of no step.
+
+    Raises CheckpointError if there were checkpoints and none is left.
+    """
     todo = "remove that directory to start again"
     found = checkpoint.load(checkpoints, log=job.record.log, ranks=job.backend, todo=todo)
+    if lost := job.backend.broadcast(_lost(checkpoints)):
+        if found is None:
+            raise CheckpointError(
+                f"no checkpoint in {checkpoints}", why=f"{lost}, the latest, is gone", todo=todo
+            )
+        job.record.log(f"warning: checkpoint {lost}, the latest, is gone")
     progress = Progress() if found is None else loop.load_state_dict(job, found[1])
     if found is not None and job.carry is not None and found[1]["carry"] is None:
         job.record.log(
@@ -74,6 +83,15 @@ def load_latest(job: Job, checkpoints: Path) -> Progress:
         )
     job.record.log(f"Starting after step {progress.step}")
     return progress
+
+
+def _lost(checkpoints: Path) -> str:
+    """Return the name of the latest checkpoint if it was removed; "" if it is there, or none was saved."""
+    latest = checkpoints / "latest"
+    with os_errors("read"):
+        name = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.is_file() else ""
+        step = checkpoint_step(name)
+        return "" if step is None or step in checkpoint.steps(checkpoints) else name
 
 
 def note_changed_code(run: RunDir, facts: Mapping[str, Any]) -> None:

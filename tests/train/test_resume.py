@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from lib.errors import CheckpointError
 from lib.plan.gpus import parse_gpu
+from lib.runs import checkpoint
 from lib.runs.directory import RunDir
 from tests.support.configs import load_hardware
 from tests.support.tokens import small_lm_config
 from tests.support.training import small_plan
 from train import resume
-from train.resume import same_machine, stored_plan
+from train.job import Progress
+from train.resume import load_latest, same_machine, stored_plan
 
 
 @pytest.mark.parametrize(
@@ -40,6 +44,28 @@ def test_the_stored_plan_is_kept_unless_another_layout_is_requested(
     run = cast(RunDir, SimpleNamespace(path=tmp_path))
     found = stored_plan(run, small_lm_config().replace(**requested), machine)
     assert found == (stored["plan"] if is_kept else None)
+
+
+def test_a_latest_checkpoint_that_was_removed_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a damaged one: by the one before it, and an error without one."""
+    logged: list[str] = []
+    alone = SimpleNamespace(
+        rank=0, world=1, broadcast=lambda value: value, all_reduce_max=lambda values: values
+    )
+    job: Any = SimpleNamespace(record=SimpleNamespace(log=logged.append), backend=alone, carry=None)
+    monkeypatch.setattr(resume.loop, "load_state_dict", lambda _, state: Progress(step=state["step"]))
+    assert load_latest(job, tmp_path / "none").step == 0 and logged.pop() == "Starting after step 0"
+    for step in (10, 20):
+        checkpoint.save(tmp_path, step=step, state={"step": step}, keep_last=2, best=False)
+    assert load_latest(job, tmp_path).step == 20 and logged.pop() == "Starting after step 20" and not logged
+    shutil.rmtree(tmp_path / "step-00000020")
+    assert load_latest(job, tmp_path).step == 10
+    assert logged == ["warning: checkpoint step-00000020, the latest, is gone", "Starting after step 10"]
+    shutil.rmtree(tmp_path / "step-00000010")
+    with pytest.raises(CheckpointError, match=r"step-00000020, the latest, is gone; remove that"):
+        load_latest(job, tmp_path)
 
 
 def test_a_machine_is_the_same_however_much_of_it_is_free() -> None:
