@@ -269,7 +269,7 @@ def _stored(folder: Path) -> tuple[dict[str, tuple[list[int], Row]], int]:
 
 def _write(folder: Path, found: Mapping[str, tuple[list[int], Row]], now_ns: int) -> None:
     bases: dict[str, Mapping[str, Any]] = {}
-    runs = {}
+    runs = dict[str, Any]()
     for name, (stamp, row) in found.items():
         base = bases.setdefault(row.model, row.values)
         own = {key: value for key, value in row.values.items() if key not in base or base[key] != value}
