@@ -46,7 +46,7 @@ $(if $(word 2,$(VENV)),$(error VENV cannot have a space in its name))
 
 quiet := $(if $(filter 1,$(V)),,@)
 override quote = '$(subst ','\'',$(1))'
-$(if $(and $(O),$(shell [ -e $(call quote,$(O)) ] && [ ! -d $(call quote,$(O)) ] && echo file)),$(error O=$(O) is not a folder))
+$(if $(and $(O),$(findstring $(O),$(wildcard $(subst $() ,\ ,$(O))))),$(if $(wildcard $(subst $() ,\ ,$(O)/.)),,$(error O=$(O) is not a folder)))
 # The folder of EXTERNAL=, or the one that `kconf.py external` has kept; EXTERNAL= forgets it. new-% may make it first.
 export ANNEAL_EXTERNAL := $(if $(filter command,$(origin EXTERNAL)),$(EXTERNAL),$(file <$(or $(O),.)/.external))
 override PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
