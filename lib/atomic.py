@@ -69,9 +69,6 @@ def check_writable(
 
     Folders above it that are not there will be, which is logged: a name may be misspelt.
     """
-    if suffix and path.suffix.lower() != suffix:
-        what = f"{variable}={path} does not end in {suffix}"
-        raise ConfigError(what, why="another file may be meant", todo=f"write {variable}=NAME{suffix}")
     file = (path / "-" if is_folder else path).absolute()
     above = next(each for each in file.parents if os.path.lexists(each))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
@@ -79,6 +76,9 @@ def check_writable(
         raise ConfigError(f"{variable}={path} cannot be written in {above}", why=why)
     if not is_folder and path.is_dir():
         raise ConfigError(f"{variable}={path} is a folder", todo="name a file in it")
+    if suffix and path.suffix.lower() != suffix:
+        what = f"{variable}={path} does not end in {suffix}"
+        raise ConfigError(what, why="another file may be meant", todo=f"write {variable}=NAME{suffix}")
     if above not in (path.absolute(), path.absolute().parent):
         log(f"{variable}={path}: there is no folder {path.parent}; it will be made")
 

@@ -42,7 +42,7 @@ TEXTS = ("config", "defconfig")  # the whole .config and its minimal form
 # hashes of the plug-ins' code.
 OBJECTS = ("values", "origins", "plan", "hardware", "data", "preprocess", "env", "plugins")
 
-STATUS, LOCK, CHECKPOINTS, SINKS = "status.json", "lock", "ckpt", "sinks"
+STATUS, METRICS, LOCK, CHECKPOINTS, SINKS = "status.json", "metrics.jsonl", "lock", "ckpt", "sinks"
 EVENTS = "events.out.tfevents."  # prefix by which TensorBoard recognizes event files
 
 _TAGS = "tags.json"
@@ -115,7 +115,7 @@ class RunDir:
     config = _Entry("config")  # the whole .config
     minimal = _Entry("defconfig")  # the minimal configuration
     checkpoints = _Entry(CHECKPOINTS)
-    metrics = _Entry("metrics.jsonl")
+    metrics = _Entry(METRICS)
     log = _Entry("log.txt")
     plots = _Entry("plots")
     sinks = _Entry(SINKS)

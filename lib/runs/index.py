@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError, meant
-from lib.runs.directory import LOCK, STATUS, RunDir, Status, is_run_name
+from lib.runs.directory import LOCK, METRICS, STATUS, RunDir, Status, is_run_name
 from lib.runs.metrics import higher_is_better, parse_row, preferred
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def read_runs(folder: Path) -> list[Row]:
     now_ns = time.time_ns()
     found: dict[str, tuple[list[int], Row]] = {}
     for name, changed_ns in run_names(folder):
-        stamp = [changed_ns, *_stamp(f"{folder}/{name}/metrics.jsonl"), *_stamp(f"{folder}/{name}/{STATUS}")]
+        stamp = [changed_ns, *_stamp(f"{folder}/{name}/{METRICS}"), *_stamp(f"{folder}/{name}/{STATUS}")]
         seen, row = stored.get(name, ([], None))
         is_recent = stamp != seen or max(stamp) >= written_ns - _CLOCK_NS  # no size is as large as a time
         if row is None or is_recent or row.state in _MAY_CHANGE:
