@@ -21,6 +21,7 @@ from lib import atomic, kconf, units
 from lib.atomic import check_writable
 from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, Part, TextClassSpec, restrict
+from lib.data.datasets.own_code import DataCode
 from lib.data.types import Indices, TableClassSpec, TableLabelsSpec, TableSpec, TokenTagSpec, row_text
 from lib.errors import ConfigError, foremost
 from lib.nn.model_code import check_tokenizer
@@ -53,14 +54,18 @@ def data_check(requested: kconf.Resolved, *, root: Path, out: Path | None) -> in
     dataset = open_configured(config, root=root, log=log)
     own = getattr(DATASETS.load(config.dataset), "show", _lines)
     show: Show = partial(own, dataset)
-    for line in (*_counts(dataset), *_duplicates(dataset, show)):
+    with DataCode(config.dataset):
+        lines = [*_counts(dataset), *_duplicates(dataset, show)]
+    for line in lines:
         log(line)
     if isinstance(dataset.spec, ImageSpec):
         atomic.save(out, _contact_sheet(dataset, dataset.spec))
         log(f"Contact sheet, images as the model sees them before augmentation: {out}")
     else:
         for name, rows in _chosen(dataset, each=1).items():
-            for line in show(dataset.train, rows * dataset.train.stride):
+            with DataCode(config.dataset):
+                lines = show(dataset.train, rows * dataset.train.stride)
+            for line in lines:
                 log(f"Sample{f' of {name}' if name else ''}: {line}")
     _check_run(config, dataset, root)
     return 0

@@ -275,7 +275,8 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
 
     Raises ConfigError where the two do not fit together, or the model's own code fails.
     """
-    check_task(config, dataset)
+    with ModelCode(config.model):
+        check_task(config, dataset)
     spec = dataset.spec
     known: dict[str, Any] = {"name": config.model, "train_size": dataset.train.size}
     errors, stock, iterated = list[ConfigError](), False, False
@@ -389,4 +390,8 @@ def checked(model: nn.Module, config: Config, spec: Spec) -> nn.Module:
 
 
 def _shape(returned: Any) -> str:
-    return str(tuple(returned.shape)) if isinstance(returned, Tensor) else type(returned).__name__
+    """Return the shape of a tensor, with a dtype that no outputs have, or the type of what is none."""
+    if not isinstance(returned, Tensor):
+        return type(returned).__name__
+    dtype = "" if returned.is_floating_point() else f"{str(returned.dtype).removeprefix('torch.')} "
+    return f"{dtype}{tuple(returned.shape)}"

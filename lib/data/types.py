@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from lib.data.array_faults import array_fault, described
 from lib.nn import IGNORED
 
 Images = npt.NDArray[np.uint8]  # (N, C, H, W)
@@ -58,7 +59,8 @@ class ImageSpec:
     synthetic: bool
 
     def __post_init__(self) -> None:
-        assert len(self.mean) == len(self.std) == self.channels
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise ValueError(f"{self.channels} channels, mean {self.mean} and std {self.std}")
 
     @classmethod
     def square(
@@ -229,13 +231,8 @@ class ArrayPart:
     rows: Indices | None = None
 
     def __post_init__(self) -> None:
-        kind = self.inputs.ndim, self.inputs.dtype.name
-        assert kind in ((4, "uint8"), (2, "int64"), (3, "int64"), (2, "uint8"), (2, "float32"))
-        assert len(self.targets) == len(self.inputs)
-        known = (1, "int64"), (2, "uint8"), (2, "int32"), (2, "float32")
-        assert (self.targets.ndim, self.targets.dtype.name) in known
-        assert self.targets.dtype.name != "uint8" or self.targets.shape == self.inputs.shape
-        assert self.targets.ndim == 2 or kind != (2, "uint8")
+        if fault := array_fault(self.inputs, self.targets):
+            raise ValueError(fault)
 
     @property
     def size(self) -> int:
@@ -310,8 +307,10 @@ class TokenPart:
     shifted: bool = False
 
     def __post_init__(self) -> None:
-        assert self.tokens.ndim == 1 and self.tokens.dtype.name in ("uint8", "uint16", "uint32")
-        assert self.block_size > 0 and self.size > 0, "shorter than a window"
+        if self.tokens.ndim != 1 or self.tokens.dtype.name not in ("uint8", "uint16", "uint32"):
+            raise ValueError(f"tokens are {described(self.tokens)}, not uint8, uint16 or uint32 (n,)")
+        if self.block_size <= 0 or self.size <= 0:
+            raise ValueError(f"{len(self.tokens)} tokens are shorter than windows of {self.block_size}")
 
     @property
     def size(self) -> int:

@@ -22,6 +22,7 @@ from lib.kconf.values import Value
 from lib.runs.identity import folder_digest, folders_of
 
 _MISTAKES = AttributeError, NameError, SyntaxError, ImportError  # in code, whatever it is given
+_META = re.compile(r"\bmeta\b")
 MAX_CHARACTERS = 400  # of a model's exception in messages; those of compilers fill pages
 
 
@@ -64,7 +65,7 @@ def load_model(name: str) -> ModelModule:
 class ModelCode(AbstractContextManager[None]):
     """Context that turns exceptions from models/`name` into one line with the model's file and line.
 
-    error:  class of the resulting error, but for mistakes in the code itself.
+    error:  class of the resulting error, but for mistakes in the code itself and faults of a task.
     torchs: also convert RuntimeError and ValueError from elsewhere, such as from a backward pass, and all
             exceptions of packages.
     """
@@ -78,17 +79,24 @@ class ModelCode(AbstractContextManager[None]):
     ) -> None:
         if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
             return
-        place = place_in_models(error, root=plugin_folders.ROOT)
+        place = place_in_code(error, root=plugin_folders.ROOT)
         theirs = isinstance(error, RuntimeError | ValueError) or _is_raised_outside(trace)
         if not place and self.torchs and theirs:
             place = plugins.MODELS.place(self.name)
         if place:
-            text = error.msg if isinstance(error, SyntaxError) else str(error)
-            reason = " ".join(text.split())[:MAX_CHARACTERS]
-            if isinstance(error, AttributeError) and is_dataclass(error.obj):  # of the data, or a batch
-                reason += f"; it has {', '.join(field.name for field in fields(error.obj))}"
-            what = f"{place}: {type(error).__name__}{reason and ': '}{reason}"
-            raise (ConfigError if isinstance(error, _MISTAKES) else self.error)(what) from error
+            is_certain = isinstance(error, _MISTAKES) or _is_in_task(place, plugin_folders.ROOT)
+            raise (ConfigError if is_certain else self.error)(with_place(error, place)) from error
+
+
+def with_place(error: Exception, place: str) -> str:
+    """Return `error`, of code at `place`, as one line."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    reason = " ".join(text.split())[:MAX_CHARACTERS]
+    if isinstance(error, AttributeError) and is_dataclass(error.obj):  # of the data, or a batch
+        reason += f"; it has {', '.join(field.name for field in fields(error.obj))}"
+    if "device" in reason and _META.search(reason):  # by which training is traced
+        reason = reason.rstrip(".!") + "; create tensors on the device of the input, by device=x.device"
+    return f"{place}: {type(error).__name__}{reason and ': '}{reason}"
 
 
 def _is_raised_outside(trace: TracebackType | None) -> bool:
@@ -99,23 +107,37 @@ def _is_raised_outside(trace: TracebackType | None) -> bool:
     )
 
 
-def place_in_models(error: Exception, *, root: Path) -> str:
-    """Return file and line of `error` or of the call that led to it, below `root`/models or in EXTERNAL=.
+def place_in_code(error: Exception, *, root: Path) -> str:
+    """Return file and line of `error` or of the call that led to it, in a plug-in; "" if there is none.
 
-    Also of a task, where it is no error of torch's that a model may have led to. "" if there is none.
+    Plug-ins are below `root` or in EXTERNAL=. Only for a mistake is it a task that calls a module: the module
+    is the model, whose code may be a package's.
     """
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    folders = [root / "models"]
+    frames = [(each.filename, each.lineno, each.name) for each in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
-        frames.append((error.filename or "", error.lineno))
-    if isinstance(error, _MISTAKES):
-        folders += [path for path in (root / "train" / "tasks").iterdir() if path.is_dir()]
-    for filename, line in reversed(frames):
-        if any(Path(filename).is_relative_to(folder) for folder in folders):
-            return f"{Path(filename).relative_to(root)}:{line}"
-        if (base := plugin_folders.external()) and Path(filename).is_relative_to(base):
-            return f"{filename}:{line}"
+        frames.append((error.filename or "", error.lineno, ""))
+    folders = [root / "models", *_folders(plugins.DATASETS, root)]
+    folders += [base] if (base := plugin_folders.external()) else []
+    in_module = False
+    for filename, line, function in reversed(frames):
+        place = f"{filename}:{line}"
+        in_module |= function == "_call_impl" and not isinstance(error, _MISTAKES)
+        is_own = any(Path(filename).is_relative_to(folder) for folder in folders)
+        if not in_module if _is_in_task(place, root) else is_own:
+            return place.removeprefix(f"{root}/")
     return ""
+
+
+def _is_in_task(place: str, root: Path) -> bool:
+    """Return True for a place in the folder of a task. A path may be relative to `root`."""
+    return any((root / place).is_relative_to(folder) for folder in _folders(plugins.TASKS, root))
+
+
+def _folders(kind: plugins.Kind, root: Path) -> list[Path]:
+    """Return the folders of the plug-ins of `kind`, without what they share."""
+    homes = [root / kind.package.replace(".", "/")]
+    homes += [base / kind.external] if (base := plugin_folders.external()) else []
+    return [path for home in homes if home.is_dir() for path in home.iterdir() if path.is_dir()]
 
 
 class Layout(Protocol):

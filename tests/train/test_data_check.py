@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +81,18 @@ def test_texts_are_shown_by_class_or_as_the_set_itself_shows_them(
     own = "lib.data.datasets.jsonl.data.show"
     monkeypatch.setattr(own, lambda _, __, places: [f"[{place}]" for place in places], raising=False)
     assert "Sample of bad: [1]" in check(tmp_path, capsys, "gpt2-sst2", options)
+
+
+def test_a_fault_of_what_the_set_itself_shows_has_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data: dict[str, Any] = {}
+    file = ROOT / "lib" / "data" / "datasets" / "friedman" / "data.py"
+    exec(compile("def show(dataset, part, places):\n    raise ValueError('boom')", str(file), "exec"), data)
+    monkeypatch.setattr("train.data_check._lines", data["show"])
+    told = "^data set friedman: lib/data/datasets/friedman/data.py:2: ValueError: boom; correct it there$"
+    with pytest.raises(ConfigError, match=told):
+        check(tmp_path, capsys, "tabular-regression", {"DATASET_FRIEDMAN": "y"})
 
 
 def test_windows_of_a_text_and_rows_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

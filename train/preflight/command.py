@@ -18,7 +18,7 @@ from lib import kconf
 from lib.config import config_from_values
 from lib.devices.probe import probe
 from lib.errors import ToolkitError
-from lib.nn.model_code import place_in_models
+from lib.nn.model_code import place_in_code
 from lib.plan.placement import refuse_static_shapes
 from lib.tiers import with_tier
 from train.build import check_run
@@ -131,11 +131,11 @@ def _outcomes(
 def failure(error: Exception, *, root: Path) -> str:
     """Format why a check could not be made; "" for an error of the toolkit itself.
 
-    What is raised below models/ is the model's error, and so is what torch cannot do with its output.
+    What is raised in a plug-in is its error, and so is what torch cannot do with a model's output.
     """
     if isinstance(error, ToolkitError):
         return str(error)
-    place = place_in_models(error, root=root)
+    place = place_in_code(error, root=root)
     if not place and not isinstance(error, RuntimeError | MemoryError):
         return ""
     reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": ")

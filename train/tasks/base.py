@@ -245,9 +245,11 @@ def make_task(config: Config, spec: Spec, *, prepared: Any = None, train: Part |
 
     prepared: from `Prepared.load`, for a task with a preparation. train: the training part.
     """
-    module = load_task(config)
     given = {} if preparation_of(config) is None else {"prepared": prepared}
-    task = module.build(_options(config), spec, config=config, **given)
+    task = load_task(config).build(_options(config), spec, config=config, **given)
+    if not callable(getattr(task, "training", None)):
+        what = f"{TASKS.place(config.task)}/task.py: build returns {type(task).__name__}, not a Task"
+        raise ConfigError(what, todo="return an object with its methods, such as training")
     if train is not None and isinstance(task, SeesTraining):
         task.see_training(train)
     return task
@@ -371,14 +373,11 @@ def no_logits(returned: Any, before: tuple[int, ...], classes: int, *, padded: b
 
     padded: there may be more classes, which nothing is.
     """
-    shaped = (
-        isinstance(returned, Tensor) and returned.is_floating_point() and returned.dim() == len(before) + 1
-    )
-    if shaped and tuple(returned.shape[:-1]) == before:
+    if isinstance(returned, Tensor) and returned.is_floating_point() and returned.shape[:-1] == before:
         found = returned.shape[-1]
         if found == classes or (padded and found > classes):
             return ""
-    return f"not logits {(*before, classes)}"
+    return f"not floating-point logits {(*before, classes)}"
 
 
 def check_sums(sums: Any, config: Config) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from lib.data.cache import check_now
+from lib.data.datasets.own_code import DataCode, check_dataset
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import DataError, os_errors
 from lib.plugins import DATASETS
@@ -114,8 +115,10 @@ def open_dataset(location: DataLocation, options: Mapping[str, Any]) -> Dataset:
     latter if that is allowed. Generated or packed data are kept in `location.cache_dir`. Raises DataError if
     the set is missing or damaged, ConfigError if it cannot meet the request, ToolkitError if the disk fails.
     """
-    chosen = DATASETS.options(location.name, options)
-    dataset: Dataset = DATASETS.load(location.name).open_set(chosen, location)
+    with DataCode(location.name):
+        chosen = DATASETS.options(location.name, options)
+        dataset: Dataset = DATASETS.load(location.name).open_set(chosen, location)
+        check_dataset(dataset, location.name, "open_set")
     return dataset
 
 
@@ -124,9 +127,12 @@ def describe_dataset(location: DataLocation, options: Mapping[str, Any]) -> Data
 
     Raises what `open_dataset` does, as far as file names and headers tell.
     """
-    chosen = DATASETS.options(location.name, options)
-    describe = getattr(DATASETS.load(location.name), "describe", None)
-    metadata: Dataset | None = describe and describe(chosen, location)
+    with DataCode(location.name):
+        chosen = DATASETS.options(location.name, options)
+        describe = getattr(DATASETS.load(location.name), "describe", None)
+        metadata: Dataset | None = describe and describe(chosen, location)
+        if metadata is not None:
+            check_dataset(metadata, location.name, "describe")
     return metadata
 
 

@@ -22,11 +22,12 @@ from lib.data.types import ImageSpec
 from lib.devices.backend import check_channels_last
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
-from lib.nn.model_code import ModelCode, build_model, place_in_models
+from lib.nn.model_code import ModelCode, build_model, place_in_code
 from lib.plan.types import Plan
 from lib.plugins import TASKS
 from scripts.scaffold import TEMPLATES, fill
 from tests.support.training import CPU, random_data, small_config
+from train import tasks
 from train.planning import autotune
 from train.planning.autotune import ProbeTarget
 from train.planning.memory_estimate import MemoryTraces
@@ -106,12 +107,14 @@ def planned(config: Config) -> Plan:
         (FORWARD, "        raise ValueError('a\\nb')\n", "models/net/model.py:38: ValueError: a b$"),
         (FORWARD, "        assert False\n", "models/net/model.py:38: AssertionError$"),
         (FORWARD, FORWARD[:-1] + ".sum().item()\n", r"models/net/model.py:38: RuntimeError: .*item\(\)"),
-        (FORWARD, "", r"forward returns NoneType, not logits \(2, 10\)"),
-        (FORWARD, FORWARD[:-1] + ", 1\n", r"forward returns tuple, not logits \(2, 10\)"),
-        (FORWARD, FORWARD[:-1] + "[:, :9]\n", r"forward returns \(2, 9\), not logits \(2, 10\)"),
-        (LINEAR, LINEAR.replace("spec.classes)", "spec.classes + 1)"), r"returns \(2, 11\), not logits"),
+        (FORWARD, "", r"forward returns NoneType, not floating-point logits \(2, 10\)"),
+        (FORWARD, FORWARD[:-1] + ", 1\n", r"forward returns tuple, not floating-point logits \(2, 10\)"),
+        (FORWARD, FORWARD[:-1] + "[:, :9]\n", r"forward returns \(2, 9\), not floating-point logits \(2, 1"),
+        (LINEAR, LINEAR.replace("spec.classes)", "spec.classes + 1)"), r"returns \(2, 11\), not floating"),
         (LINEAR, LINEAR.replace("spec.classes", "spec.outputs"), "no attribute 'outputs'; it has name, chan"),
-        (FORWARD, FORWARD[:-1] + ".argmax(1)\n", r"forward returns \(2,\), not logits"),
+        (FORWARD, FORWARD[:-1] + ".argmax(1)\n", r"forward returns int64 \(2,\), not floating-point logits"),
+        (FORWARD, FORWARD[:-1] + " + __import__('torch').rand(1)\n",
+         r"model.py:38: .* meta; create tensors on the device of the input, by device=x.device"),
         (FORWARD, FORWARD[:-1] + ".detach()\n", "what forward returns depends on no weight: there is no"),
         (FORWARD, "        y = logits_NK.exp()\n        z = y * y\n        y += 1\n        return z\n",
          r"models/net: RuntimeError: .*modified by an inplace operation"),
@@ -134,17 +137,64 @@ def test_what_the_toolkit_itself_does_wrong_keeps_its_traceback(write: Write) ->
 
 @pytest.mark.parametrize(
     ("text", "place"),
-    [("return undefined", ":2"), ("return (", ":2"), ("raise RuntimeError", "")],  # which a model may lead to
+    [
+        ("return undefined", ":2"),
+        ("return (", ":2"),
+        ("raise RuntimeError", ":2"),
+        ("torch.zeros(2) + torch.zeros(3)", ":2"),
+        ("torch.nn.Linear(2, 3)(torch.zeros(3))", ""),  # a module is the model
+    ],
 )
-def test_a_mistake_in_a_task_has_its_line(text: str, place: str, tmp_path: Path) -> None:
+def test_a_fault_in_a_task_has_its_line(text: str, place: str, tmp_path: Path) -> None:
     file = tmp_path / "train" / "tasks" / "mine" / "task.py"
     file.parent.mkdir(parents=True)
-    (tmp_path / "models").mkdir()
-    file.write_text(f"def training():\n    {text}\ntraining()\n")
+    file.write_text(f"def training():\n    {text}\nimport torch\ntraining()\n")
     with pytest.raises((NameError, SyntaxError, RuntimeError)) as raised:
         runpy.run_path(str(file))
-    found = place_in_models(raised.value, root=tmp_path)
+    found = place_in_code(raised.value, root=tmp_path)
     assert found == (f"train/tasks/mine/task.py{place}" if place else "")
+
+
+TRAINING = "        loss_N = F.cross_entropy("
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            TRAINING,
+            f"        raise ValueError('boom')\n{TRAINING}",
+            r"mine/task\.py:\d+: ValueError: boom$",
+        ),
+        (
+            TRAINING,
+            f"        logits_NK += logits_NK[:, :7]\n{TRAINING}",
+            r"\.py:\d+: RuntimeError: ",
+        ),
+        (
+            "    return Mine",
+            "    Mine",
+            "task.py: build returns NoneType, not a Task; return",
+        ),
+        ("    return Mine", "    raise KeyError(3)\n    return Mine", r"task\.py:\d+: KeyError: 3$"),
+    ],
+)
+def test_a_task_that_is_wrong_is_named_and_not_its_model(
+    write: Write, old: str, new: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "lab" / "tasks" / "mine"
+    home.mkdir(parents=True)
+    text = fill(TEMPLATES / "task" / "task.py", {"name": "mine", "Name": "Mine", "NAME": "MINE"})
+    assert old in text
+    (home / "task.py").write_text(text.replace(old, new))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(tmp_path / "lab"))
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__])
+    for module in [name for name in sys.modules if name.startswith("train.tasks.mine")]:
+        monkeypatch.delitem(sys.modules, module)
+    config = write(TASK, 'TASK = "mine"', task_options={"focus": 2.0}, target_effective_batch=48)
+    with pytest.raises(ConfigError, match=told) as raised:
+        planned(config)
+    assert "refuses" not in str(raised.value) and "models/net" not in str(raised.value)
 
 
 def test_memory_that_runs_out_is_no_fault_of_the_model(write: Write) -> None:

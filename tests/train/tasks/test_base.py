@@ -81,6 +81,6 @@ def test_what_a_task_should_not_return_is_one_line(sums: Any, fault: str, monkey
 
 
 def test_only_a_padded_vocabulary_has_more_classes_than_labels() -> None:
-    assert no_logits(torch.zeros(2, 11), (2,), 10) == "not logits (2, 10)"
+    assert no_logits(torch.zeros(2, 11), (2,), 10) == "not floating-point logits (2, 10)"
     assert not no_logits(torch.zeros(2, 11), (2,), 10, padded=True)
-    assert no_logits(torch.zeros(2, 9), (2,), 10, padded=True) == "not logits (2, 10)"
+    assert no_logits(torch.zeros(2, 9), (2,), 10, padded=True) == "not floating-point logits (2, 10)"

@@ -335,6 +335,8 @@ def test_generation_stops_at_the_end() -> None:
 def test_what_is_no_logit_per_token_is_told() -> None:
     spec = chat_spec(packed=True)
     assert chat.fault(torch.zeros(2, BLOCK, VOCAB), spec, rows=2) == ""
-    assert chat.fault(torch.zeros(2, VOCAB), spec, rows=2) == f"not logits (2, {BLOCK}, {VOCAB})"
+    assert (
+        chat.fault(torch.zeros(2, VOCAB), spec, rows=2) == f"not floating-point logits (2, {BLOCK}, {VOCAB})"
+    )
     model = build_model("gpt2", CONFIG.model_options, spec, seed=0)
     assert not hasattr(model, "pipeline_stages"), "stages send hidden states of unpacked rows of a text"

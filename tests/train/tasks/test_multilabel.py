@@ -76,4 +76,4 @@ def test_predictions_are_the_labels_above_one_half() -> None:
 
 def test_what_is_no_logit_per_label_is_told() -> None:
     assert fault(torch.zeros(4, 3), SPEC, rows=4) == ""
-    assert fault(torch.zeros(4, 2), SPEC, rows=4) == "not logits (4, 3)"
+    assert fault(torch.zeros(4, 2), SPEC, rows=4) == "not floating-point logits (4, 3)"

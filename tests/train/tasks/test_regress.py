@@ -87,7 +87,7 @@ def test_what_is_no_number_per_target_is_told() -> None:
     spec = TableSpec(name="t", columns=(Column(name="x"),), targets=COLUMNS)
     assert fault(torch.zeros(4, 2), spec, rows=4) == ""
     for wrong in (torch.zeros(4), torch.zeros(4, 1), torch.zeros(4, 2, dtype=torch.int64), "numbers"):
-        assert fault(wrong, spec, rows=4) == "not numbers (4, 2)"
+        assert fault(wrong, spec, rows=4) == "not floating-point numbers (4, 2)"
 
 
 def test_the_baseline_has_the_figures_of_a_constant_prediction() -> None:

@@ -102,4 +102,4 @@ def test_tags_that_tell_no_entities_have_accuracy_alone() -> None:
 
 def test_what_is_no_logit_per_tag_is_told() -> None:
     assert fault(torch.zeros(2, 12, 5), SPEC, rows=2) == ""
-    assert fault(torch.zeros(2, 5), SPEC, rows=2) == "not logits (2, 12, 5)"
+    assert fault(torch.zeros(2, 5), SPEC, rows=2) == "not floating-point logits (2, 12, 5)"

@@ -64,7 +64,7 @@ def fault(returned: Any, spec: Spec, *, rows: int) -> str:
     shape = (rows, len(spec.targets))
     if isinstance(returned, Tensor) and returned.is_floating_point() and returned.shape == shape:
         return ""
-    return f"not numbers {shape}"
+    return f"not floating-point numbers {shape}"
 
 
 def postprocess(outputs_NK: Tensor, spec: TableSpec) -> Tensor:

@@ -1,0 +1,185 @@
+"""Code of an own data set that is wrong: one line with its file, status 2, before anything is made of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lib import plugin_folders
+from lib.data import ArrayPart, Dataset, datasets
+from lib.data.datasets.own_code import check_dataset
+from lib.data.types import (
+    Column,
+    ImageSpec,
+    TableClassSpec,
+    TableLabelsSpec,
+    TableSpec,
+    TextClassSpec,
+    TextSpec,
+    TokenPart,
+    TokenTagSpec,
+)
+from lib.errors import DataError
+from tests.support.datasets import looked, opened
+
+Write = Callable[..., None]
+SPEC = ImageSpec.square("own", 4, 10, mean=(0.5,), std=(0.5,))
+DATA = """\
+import numpy as np
+
+from lib.data import ArrayPart, Dataset, ImageSpec
+from lib.data.datasets.files import describe_images
+from lib.plugins import NoOptions as Options
+
+SPEC = ImageSpec.square("own", 4, 10, mean=(0.5,), std=(0.5,))
+pixels, labels = np.zeros((10, 1, 4, 4), np.uint8), np.arange(10)
+
+
+def describe(options, location):
+    return describe_images(SPEC, (10, 10), "drawn")
+
+
+def open_set(options, location):
+    part = ArrayPart(pixels, labels)
+    return Dataset(SPEC, part, part, "own: drawn")
+"""
+PART = "ArrayPart(pixels, labels)"
+OPEN = "    part = "
+RETURN = "    return Dataset(SPEC, part, part"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Writes data/own/data.py of EXTERNAL=, with one text in place of another."""
+    file = tmp_path / "data" / "own" / "data.py"
+    file.parent.mkdir(parents=True)
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(tmp_path))
+    monkeypatch.setattr(datasets, "__path__", [*datasets.__path__])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(old: str = "", new: str = "") -> None:
+        assert old in DATA
+        file.write_text(DATA.replace(old, new))
+
+    yield write
+    for module in [name for name in sys.modules if name.startswith("lib.data.datasets.own.")]:
+        del sys.modules[module]
+
+
+def test_a_set_without_fault_is_opened(write: Write) -> None:
+    write()
+    assert opened("own").train.size == 10
+    assert looked("own") is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (OPEN, f"    raise ValueError('my boom')\n{OPEN}", r"own/data\.py:16: ValueError: my boom; correct"),
+        (OPEN, f"    raise KeyError(3)\n{OPEN}", r"own/data\.py:16: KeyError: 3"),
+        (OPEN, f"    open('/nowhere/x')\n{OPEN}", r"own/data\.py:16: FileNotFoundError: .*/nowhere/x"),
+        ("import numpy as np", "import nowhere", r"own/data\.py:1: ModuleNotFoundError: No module named"),
+        ("import numpy as np", "import numpy as", r"own/data\.py:1: SyntaxError: "),
+        ("open_set(options, location)", "open_set(options)", r"own/data\.py: TypeError: open_set\(\) takes"),
+        (RETURN, RETURN.replace("return ", ""), "data.py: open_set returns NoneType, not a Dataset"),
+        (RETURN, RETURN.replace("part, part", "part, [part]"), "open_set returns list without samples"),
+        (PART, "ArrayPart(pixels.tolist(), labels)", r"data\.py:16: ValueError: inputs are list, not one"),
+        (PART, "ArrayPart(pixels / 255, labels)", r"inputs are float64 \(10, 1, 4, 4\), not one of uint8"),
+        (PART, "ArrayPart(pixels[:, 0], labels)", r"data\.py:16: .* inputs are uint8 \(10, 4, 4\), not"),
+        (PART, "ArrayPart(pixels, labels[:7])", r"py:16: ValueError: there are 10 inputs and 7 targets"),
+        (PART, "ArrayPart(pixels, labels.astype(float))", r"targets are float64 \(10,\), not one of int64"),
+        (PART, "ArrayPart(pixels[:, :, :3], labels)", r"inputs uint8 \(10, 1, 3, 4\), for samples \(1, 4"),
+        (PART, "ArrayPart(pixels[:0], labels[:0])", "open_set returns ArrayPart without samples for train"),
+        (PART, "ArrayPart(pixels, labels + 4)", r"returns label 13 at \[9\], not in 0\.\.9, in train"),
+        (PART, "ArrayPart(pixels, labels - 1)", r"returns label -1 at \[0\], not in 0\.\.9, in train"),
+        ("mean=(0.5,)", "mean=()", r"data\.py:7: ValueError: 0 channels"),
+    ],
+)
+def test_a_fault_of_the_code_is_one_line_with_its_place(write: Write, old: str, new: str, told: str) -> None:
+    write(old, new)
+    with pytest.raises(DataError, match=told) as raised:
+        opened("own")
+    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+    assert str(raised.value).startswith("data set own: ")
+
+
+def test_a_fault_of_metadata_is_too(write: Write) -> None:
+    write("describe_images(SPEC, (10, 10)", "describe_images(SPEC, (10,)")
+    with pytest.raises(DataError, match=r"data set own: .*own/data\.py:12: ValueError: "):
+        looked("own")
+
+
+def test_what_the_toolkit_itself_does_wrong_keeps_its_traceback(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: object) -> None:
+        {}["no frame of a data set is here"]
+
+    write()
+    monkeypatch.setattr("lib.data.datasets.files.check_dataset", wrong)
+    with pytest.raises(KeyError):
+        opened("own")
+
+
+def test_a_closed_standard_output_is_no_fault_of_the_code(write: Write) -> None:
+    write(OPEN, f"    raise BrokenPipeError\n{OPEN}")
+    with pytest.raises(BrokenPipeError):
+        opened("own")
+
+
+TOKENS = {"name": "own", "vocab_size": 5, "block_size": 3}
+TEXT = TextSpec(**TOKENS, unit="token")  # type: ignore[arg-type]
+CLASSES, TAGS = TextClassSpec(**TOKENS, pad=4, classes=1), TokenTagSpec(**TOKENS, pad=4, tags=("a",))  # type: ignore[arg-type]
+TABLE = {"name": "own", "columns": (Column(name="x"), Column(name="y"))}
+TABLE_CLASSES = TableClassSpec(**TABLE, classes=2)
+ROWS, LABELS = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
+WORDS = np.ones((4, 3), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "part", "told"),
+    [
+        (TEXT, TokenPart(np.full(9, 4, np.uint16), 3), ""),
+        (TEXT, TokenPart(np.full(9, 5, np.uint16), 3), r"token 5 at \[0\], not in 0\.\.4, in train"),
+        (TEXT, TokenPart(np.full(9, 4, np.uint16), 4), r"windows of 4 tokens, for samples \(3,\)"),
+        (CLASSES, ArrayPart(WORDS, LABELS), ""),
+        (CLASSES, ArrayPart(WORDS, LABELS + 1), r"label 1 .* not in 0\.\.0"),
+        (CLASSES, ArrayPart(5 * WORDS, LABELS), r"token 5 at \[0, 0\], not in"),
+        (TAGS, ArrayPart(WORDS, (WORDS - 101).astype(np.int32)), ""),
+        (TAGS, ArrayPart(WORDS, (WORDS - 2).astype(np.int32)), "tag -1 at"),
+        (TABLE_CLASSES, ArrayPart(ROWS, LABELS), ""),
+        (TABLE_CLASSES, ArrayPart(ROWS, LABELS + 2), r"label 2 at \[0\]"),
+        (TABLE_CLASSES, ArrayPart(ROWS.astype(np.int64), LABELS), r"inputs int64 \(4, 2\)"),
+        (TABLE_CLASSES, ArrayPart(ROWS, ROWS), r"targets float32 \(4, 2\), not int64"),
+        (TableLabelsSpec(**TABLE, classes=3), ArrayPart(ROWS, ROWS), r"\(4, 2\), not float32 \(4, 3\)"),
+        (TableSpec(**TABLE, targets=(Column(name="z"),)), ArrayPart(ROWS, ROWS), r"not float32 \(4, 1\)"),
+    ],
+)
+def test_texts_tokens_and_tables_are_checked_alike(spec: object, part: object, told: str) -> None:
+    dataset = Dataset(spec, part, part, "own")  # type: ignore[arg-type]
+    if not told:
+        check_dataset(dataset, "own", "open_set")
+        return
+    with pytest.raises(DataError, match=told):
+        check_dataset(dataset, "own", "open_set")
+
+
+def test_names_of_classes_are_counted() -> None:
+    part = ArrayPart(np.zeros((2, 1, 4, 4), np.uint8), np.zeros(2, np.int64))
+    with pytest.raises(DataError, match="2 class_names for 10 classes of the spec"):
+        check_dataset(Dataset(SPEC, part, part, "own", class_names=("a", "b")), "own", "open_set")
+
+
+def test_values_of_files_are_not_read(tmp_path: Path) -> None:
+    """A memory map stays on the disk, and the one zero of metadata is not looked at."""
+    tokens = np.memmap(tmp_path / "tokens.bin", np.uint16, mode="w+", shape=(9,))
+    tokens[:] = 7
+    part = TokenPart(tokens, 3)
+    check_dataset(Dataset(TEXT, part, part, "own"), "own", "open_set")
+    pixels = np.broadcast_to(np.uint8(0), (10**12, 1, 4, 4))
+    huge = ArrayPart(pixels, np.broadcast_to(np.int64(0), (10**12,)))
+    check_dataset(Dataset(SPEC, huge, huge, "own"), "own", "describe")
