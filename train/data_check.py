@@ -21,7 +21,7 @@ from lib import atomic, kconf, units
 from lib.atomic import check_writable
 from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, Part, TextClassSpec, restrict
-from lib.data.datasets.own_code import DataCode
+from lib.data.datasets.files import DataCode
 from lib.data.types import Indices, TableClassSpec, TableLabelsSpec, TableSpec, TokenTagSpec, row_text
 from lib.errors import ConfigError, foremost
 from lib.nn.model_code import check_tokenizer

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.array_faults import array_fault, described
 from lib.nn import IGNORED
 
 Images = npt.NDArray[np.uint8]  # (N, C, H, W)
@@ -230,10 +229,6 @@ class ArrayPart:
     targets: npt.NDArray[Any]
     rows: Indices | None = None
 
-    def __post_init__(self) -> None:
-        if fault := array_fault(self.inputs, self.targets):
-            raise ValueError(fault)
-
     @property
     def size(self) -> int:
         """Number of samples."""
@@ -305,12 +300,6 @@ class TokenPart:
     tokens: Tokens | Shards
     block_size: int
     shifted: bool = False
-
-    def __post_init__(self) -> None:
-        if self.tokens.ndim != 1 or self.tokens.dtype.name not in ("uint8", "uint16", "uint32"):
-            raise ValueError(f"tokens are {described(self.tokens)}, not uint8, uint16 or uint32 (n,)")
-        if self.block_size <= 0 or self.size <= 0:
-            raise ValueError(f"{len(self.tokens)} tokens are shorter than windows of {self.block_size}")
 
     @property
     def size(self) -> int:

@@ -1,23 +1,44 @@
-"""Data sets by name: opening them as plug-ins, their location, and how missing files are downloaded."""
+"""Data sets by name: opened as plug-ins and checked, their location, and how missing files are downloaded."""
 
 from __future__ import annotations
 
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from lib import plugin_folders
+from lib.data import types
 from lib.data.cache import check_now
-from lib.data.datasets.own_code import DataCode, check_dataset
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
-from lib.errors import DataError, os_errors
+from lib.devices.backend import is_out_of_memory
+from lib.errors import DataError, ToolkitError, os_errors
+from lib.nn import IGNORED
+from lib.nn.model_code import place_in_code, with_place
 from lib.plugins import DATASETS
 from lib.runs.console import download_progress
 from lib.units import some_of
+
+# Arrays of a part by dimensions and dtype, in words for the author of its code.
+_INPUTS = {
+    (4, "uint8"): "uint8 (N, C, H, W) for images",
+    (2, "int64"): "int64 (N, T) or (N, 2, T) for tokens",
+    (3, "int64"): "int64 (N, T) or (N, 2, T) for tokens",
+    (2, "uint8"): "uint8 (N, L) for puzzles and bytes",
+    (2, "float32"): "float32 (N, F) for tables",
+}
+_TARGETS = {
+    (1, "int64"): "int64 (N,) for labels",
+    (2, "float32"): "float32 (N, K) for numbers",
+    (2, "uint8"): "uint8 (N, L) for puzzles",
+    (2, "int32"): "int32 (N, K) for tokens or tags",
+}
 
 TokenizerName: TypeAlias = Literal["byte", "char", "gpt2", "huggingface"]
 
@@ -236,3 +257,112 @@ def describe_images(spec: ImageSpec, sizes: tuple[int, int], where: str) -> Data
         for n in sizes
     )
     return Dataset(spec, train, test, f"{spec.name}: {where}, {sizes[0]} + {sizes[1]} images, not opened")
+
+
+@dataclass(frozen=True, slots=True)
+class DataCode(AbstractContextManager[None]):
+    """Context that turns exceptions from the code of data set `name` into a DataError with file and line."""
+
+    name: str
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
+            return
+        place = place_in_code(error, root=plugin_folders.ROOT)
+        if not place and trace is not None and trace.tb_next is None:  # the call itself: of other parameters
+            place = f"{DATASETS.place(self.name)}/data.py"
+        if place and not isinstance(error, BrokenPipeError):  # of the log: nobody reads standard output
+            what = f"data set {self.name}: {with_place(error, place)}"
+            raise DataError(what, todo="correct it there") from error
+
+
+def check_dataset(dataset: Any, name: str, function: str) -> None:
+    """Raise DataError unless `dataset`, which `function` of data set `name` has returned, can be used."""
+    if fault := _fault(dataset):
+        what = f"data set {name}: {DATASETS.place(name)}/data.py: {function} returns {fault}"
+        raise DataError(what, todo="correct that, or the spec")
+
+
+def _fault(dataset: Any) -> str:
+    """Return what is wrong with the metadata or the values in memory of `dataset`, "" for nothing."""
+    if not isinstance(dataset, Dataset):
+        return f"{type(dataset).__name__}, not a Dataset"
+    named, classes = len(dataset.class_names), getattr(dataset.spec, "classes", None)
+    if named and classes not in (named, None):
+        return f"{named} class_names for {classes} classes of the spec"
+    for name, part in (("train", dataset.train), ("test", dataset.test)):
+        fault = array_fault(part.inputs, part.targets) if isinstance(part, ArrayPart) else _token_fault(part)
+        if not fault and not part.size:
+            return f"{type(part).__name__} without samples for {name}"
+        if fault := fault or _part_fault(part, dataset.spec):
+            return f"{fault} in {name}"
+    return ""
+
+
+def _part_fault(part: types.Part, spec: Any) -> str:
+    shape, end = spec.input_shape, getattr(spec, "vocab_size", 0)
+    if isinstance(part, types.TokenPart):
+        if shape != (part.block_size,):
+            return f"windows of {part.block_size} tokens, for samples {shape} of the spec,"
+        return _range_fault(part.tokens, "token", end)
+    inputs, targets, is_float = part.inputs, part.targets, spec.input_dtype == "float32"
+    if inputs.shape[1:] not in (shape, (2, *shape)) or (
+        inputs.ndim == 2 and is_float != (inputs.dtype.name == "float32")
+    ):
+        return f"inputs {described(inputs)}, for samples {shape} of {type(spec).__name__},"
+    classes, tags = getattr(spec, "classes", 0), getattr(spec, "tags", ())
+    for kinds, dtype, wanted, noun, values in (
+        (types.LABELLED, "int64", (), "label", classes),
+        (types.TokenTagSpec, "int32", shape, "tag", len(tags)),
+        (types.TableLabelsSpec, "float32", (classes,), "", 0),
+        (types.TableSpec, "float32", (len(getattr(spec, "targets", ())),), "", 0),
+    ):
+        if isinstance(spec, kinds):
+            if (targets.dtype.name, targets.shape[1:]) != (dtype, wanted):
+                return f"targets {described(targets)}, not {dtype} {(len(targets), *wanted)},"
+            if fault := _range_fault(part.sample_targets, noun, values):
+                return fault
+    return _range_fault(inputs if inputs.ndim == 2 else inputs[:, 0], "token", end)
+
+
+def _token_fault(part: Any) -> str:
+    """Return why `part` is no text; "" if it is one."""
+    if not isinstance(part, types.TokenPart):
+        return f"{type(part).__name__}, no part of a data set,"
+    if part.tokens.ndim != 1 or part.tokens.dtype.name not in ("uint8", "uint16", "uint32"):
+        return f"tokens {described(part.tokens)}, not uint8, uint16 or uint32 (n,),"
+    is_short = part.block_size <= 0 or part.size <= 0
+    return f"{len(part.tokens)} tokens, less than a window of {part.block_size}," if is_short else ""
+
+
+def _range_fault(values: Any, noun: str, end: int) -> str:
+    """Return which of `values` is not in 0..end - 1. Neither files are read, nor the zeros of metadata."""
+    in_memory = isinstance(values, np.ndarray) and not isinstance(values, np.memmap)
+    if not end or not in_memory or not values.strides[0]:
+        return ""
+    known = values[values != IGNORED] if noun == "tag" else values
+    low, high = int(known.min(initial=0)), int(known.max(initial=0))
+    if low >= 0 and high < end:
+        return ""
+    wrong = high if high >= end else low
+    return f"{noun} {wrong} at {np.argwhere(values == wrong)[0].tolist()}, not in 0..{end - 1},"
+
+
+def described(array: Any) -> str:
+    """Return dtype and shape of `array`, or the type of what is no array."""
+    return f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+
+
+def array_fault(inputs: Any, targets: Any) -> str:
+    """Return why these cannot be the arrays of an `ArrayPart`; "" if they can."""
+    for name, array, known in (("inputs", inputs, _INPUTS), ("targets", targets, _TARGETS)):
+        if not isinstance(array, np.ndarray) or (array.ndim, array.dtype.name) not in known:
+            return f"{name} {described(array)}, not {' or '.join(dict.fromkeys(known.values()))},"
+    if len(targets) != len(inputs):
+        return f"{len(inputs)} inputs and {len(targets)} targets"
+    of_puzzle, is_row = targets.dtype.name == "uint8", (inputs.ndim, inputs.dtype.name) == (2, "uint8")
+    if (of_puzzle and targets.shape != inputs.shape) or (is_row and targets.ndim == 1):
+        return f"targets {described(targets)}, which are not for inputs {described(inputs)},"
+    return ""

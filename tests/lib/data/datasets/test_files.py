@@ -11,7 +11,7 @@ import pytest
 
 from lib import plugin_folders
 from lib.data import ArrayPart, Dataset, datasets
-from lib.data.datasets.own_code import check_dataset
+from lib.data.datasets.files import check_dataset
 from lib.data.types import (
     Column,
     ImageSpec,
@@ -86,12 +86,16 @@ def test_a_set_without_fault_is_opened(write: Write) -> None:
         ("import numpy as np", "import numpy as", r"own/data\.py:1: SyntaxError: "),
         ("open_set(options, location)", "open_set(options)", r"own/data\.py: TypeError: open_set\(\) takes"),
         (RETURN, RETURN.replace("return ", ""), "data.py: open_set returns NoneType, not a Dataset"),
-        (RETURN, RETURN.replace("part, part", "part, [part]"), "open_set returns list without samples"),
-        (PART, "ArrayPart(pixels.tolist(), labels)", r"data\.py:16: ValueError: inputs are list, not one"),
-        (PART, "ArrayPart(pixels / 255, labels)", r"inputs are float64 \(10, 1, 4, 4\), not one of uint8"),
-        (PART, "ArrayPart(pixels[:, 0], labels)", r"data\.py:16: .* inputs are uint8 \(10, 4, 4\), not"),
-        (PART, "ArrayPart(pixels, labels[:7])", r"py:16: ValueError: there are 10 inputs and 7 targets"),
-        (PART, "ArrayPart(pixels, labels.astype(float))", r"targets are float64 \(10,\), not one of int64"),
+        (
+            RETURN,
+            RETURN.replace("part, part", "part, [part]"),
+            "open_set returns list, no part of a data set, in test",
+        ),
+        (PART, "ArrayPart(pixels.tolist(), labels)", "data.py: open_set returns inputs list, not uint8"),
+        (PART, "ArrayPart(pixels / 255, labels)", r"inputs float64 \(10, 1, 4, 4\), not uint8"),
+        (PART, "ArrayPart(pixels[:, 0], labels)", r"data\.py: .* inputs uint8 \(10, 4, 4\), not"),
+        (PART, "ArrayPart(pixels, labels[:7])", "open_set returns 10 inputs and 7 targets in train"),
+        (PART, "ArrayPart(pixels, labels.astype(float))", r"targets float64 \(10,\), not int64"),
         (PART, "ArrayPart(pixels[:, :, :3], labels)", r"inputs uint8 \(10, 1, 3, 4\), for samples \(1, 4"),
         (PART, "ArrayPart(pixels[:0], labels[:0])", "open_set returns ArrayPart without samples for train"),
         (PART, "ArrayPart(pixels, labels + 4)", r"returns label 13 at \[9\], not in 0\.\.9, in train"),
