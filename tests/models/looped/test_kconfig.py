@@ -23,7 +23,10 @@ def test_a_force_that_rounding_swallows_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        ("LOOPED_BLOCK_PLAIN LOOPED_GRADIENT_EP", "needs CONFIG_LOOPED_BLOCK_PLAIN=n"),
+        (
+            "LOOPED_BLOCK_PLAIN LOOPED_GRADIENT_EP",
+            "needs CONFIG_LOOPED_BLOCK_ENERGY_CROSS=y or CONFIG_LOOPED_BLOCK_ENERGY_SELF=y",
+        ),
         ("LOOPED_GRADIENT_EP_VF", "give CONFIG_LOOPED_BLOCK_PLAIN=y CONFIG_LOOPED_GRADIENT_EP_VF=y"),
         (
             "LOOPED_GRADIENT_EP_ADJOINT",
@@ -31,8 +34,14 @@ def test_a_force_that_rounding_swallows_is_refused(tmp_path: Path) -> None:
         ),
         ("LOOPED_NUDGE_HOLOMORPHIC", "give CONFIG_LOOPED_MLP_TANH=y CONFIG_LOOPED_NUDGE_HOLOMORPHIC=y"),
         ("LOOPED_GRADIENT_BPTT LOOPED_NUDGE_FOUR_POINT", "give CONFIG_LOOPED_GRADIENT_EP=y"),
-        ("LOOPED_BLOCK_PLAIN LOOPED_ACTIVATION_TANH", "needs CONFIG_LOOPED_BLOCK_PLAIN=n"),
-        ("LOOPED_BLOCK_PLAIN LOOPED_MLP_RELU", "needs CONFIG_LOOPED_BLOCK_PLAIN=n"),
+        (
+            "LOOPED_BLOCK_PLAIN LOOPED_ACTIVATION_TANH",
+            "needs CONFIG_LOOPED_BLOCK_ENERGY_CROSS=y or CONFIG_LOOPED_BLOCK_ENERGY_SELF=y",
+        ),
+        (
+            "LOOPED_BLOCK_PLAIN LOOPED_MLP_RELU",
+            "needs CONFIG_LOOPED_BLOCK_ENERGY_CROSS=y or CONFIG_LOOPED_BLOCK_ENERGY_SELF=y",
+        ),
         (
             "LOOPED_INPUT_TEXT LOOPED_BLOCK_ENERGY_SELF",
             "CONFIG_LOOPED_CAUSAL=n (now y; it follows from CONFIG_LOOPED_INPUT_TEXT, CONFIG_DATASET_LABELS_",
