@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
@@ -63,30 +64,46 @@ def load_model(name: str) -> ModelModule:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCode(AbstractContextManager[None]):
-    """Context that turns exceptions from models/`name` into one line with the model's file and line.
-
-    error:  class of the resulting error, but for mistakes in the code itself and faults of a task.
-    torchs: also convert RuntimeError and ValueError from elsewhere, such as from a backward pass, and all
-            exceptions of packages.
-    """
+class PluginCode(AbstractContextManager[None]):
+    """Context that turns exceptions from the code of plug-in `name` into one line with its file and line."""
 
     name: str
-    error: Callable[[str], ToolkitError] = ConfigError
-    torchs: bool = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
             return
-        place = place_in_code(error, root=plugin_folders.ROOT)
+        reported = self.reported(error, place_in_code(error, root=plugin_folders.ROOT), trace)
+        if reported is not None:
+            raise reported from error
+
+    @abstractmethod
+    def reported(self, error: Exception, place: str, trace: TracebackType | None) -> ToolkitError | None:
+        """Return what is raised for `error` of code at `place`, "" if unknown; None for no fault of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCode(PluginCode):
+    """Context for the code of models/`name`.
+
+    error:  class of the resulting error, but for mistakes in the code itself and faults of a task.
+    torchs: also convert RuntimeError and ValueError from elsewhere, such as from a backward pass, and all
+            exceptions of packages.
+    """
+
+    error: Callable[[str], ToolkitError] = ConfigError
+    torchs: bool = False
+
+    def reported(self, error: Exception, place: str, trace: TracebackType | None) -> ToolkitError | None:
+        """Return one of the class `error` for what may depend on the data, else a ConfigError."""
         theirs = isinstance(error, RuntimeError | ValueError) or _is_raised_outside(trace)
         if not place and self.torchs and theirs:
             place = plugins.MODELS.place(self.name)
-        if place:
-            is_certain = isinstance(error, _MISTAKES) or _is_in_task(place, plugin_folders.ROOT)
-            raise (ConfigError if is_certain else self.error)(with_place(error, place)) from error
+        if not place:
+            return None
+        is_certain = isinstance(error, _MISTAKES) or _is_in_task(place, plugin_folders.ROOT)
+        return (ConfigError if is_certain else self.error)(with_place(error, place))
 
 
 def with_place(error: Exception, place: str) -> str:
@@ -123,8 +140,9 @@ def place_in_code(error: Exception, *, root: Path) -> str:
     for filename, line, function in reversed(frames):
         place = f"{filename}:{line}"
         in_module |= function == "_call_impl" and not isinstance(error, _MISTAKES)
-        is_own = any(Path(filename).is_relative_to(folder) for folder in folders)
-        if not in_module if _is_in_task(place, root) else is_own:
+        of_task = _is_in_task(place, root) and not in_module
+        of_other = not _is_in_task(place, root) and any(Path(filename).is_relative_to(one) for one in folders)
+        if of_task or of_other:
             return place.removeprefix(f"{root}/")
     return ""
 

@@ -275,7 +275,8 @@ def plugin_digests(model: str, task: str, dataset: str) -> Mapping[str, str]:
 
 def stored_digests(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return what `plugin_digests` was for a run with plugins.json `facts`; empty for an older run's."""
-    return {kind: facts[kind]["sha256"] for kind in (each.noun for each in plugins.KINDS) if kind in facts}
+    kinds = [kind.noun for kind in plugins.KINDS]
+    return {kind: facts[kind]["sha256"] for kind in kinds if "sha256" in facts.get(kind, ())}
 
 
 def changed(known: Mapping[str, str], digests: Mapping[str, str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,14 +12,12 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from lib import plugin_folders
 from lib.data import types
 from lib.data.cache import check_now
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
-from lib.devices.backend import is_out_of_memory
 from lib.errors import DataError, ToolkitError, os_errors
 from lib.nn import IGNORED
-from lib.nn.model_code import place_in_code, with_place
+from lib.nn.model_code import PluginCode, with_place
 from lib.plugins import DATASETS
 from lib.runs.console import download_progress
 from lib.units import some_of
@@ -260,22 +257,16 @@ def describe_images(spec: ImageSpec, sizes: tuple[int, int], where: str) -> Data
 
 
 @dataclass(frozen=True, slots=True)
-class DataCode(AbstractContextManager[None]):
+class DataCode(PluginCode):
     """Context that turns exceptions from the code of data set `name` into a DataError with file and line."""
 
-    name: str
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
-            return
-        place = place_in_code(error, root=plugin_folders.ROOT)
+    def reported(self, error: Exception, place: str, trace: TracebackType | None) -> ToolkitError | None:
+        """Return a DataError for a fault of its code."""
         if not place and trace is not None and trace.tb_next is None:  # the call itself: of other parameters
             place = f"{DATASETS.place(self.name)}/data.py"
-        if place and not isinstance(error, BrokenPipeError):  # of the log: nobody reads standard output
-            what = f"data set {self.name}: {with_place(error, place)}"
-            raise DataError(what, todo="correct it there") from error
+        if not place or isinstance(error, BrokenPipeError):  # of the log: nobody reads standard output
+            return None
+        return DataError(f"data set {self.name}: {with_place(error, place)}", todo="correct it there")
 
 
 def check_dataset(dataset: Any, name: str, function: str) -> None:
