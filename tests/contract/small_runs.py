@@ -76,12 +76,16 @@ class DataLocation:
 
 @cache
 def machine(name: str) -> Hardware:
-    """One of tests/fixtures/hardware; of the small GPUs a part is in use."""
+    """One of tests/fixtures/hardware; of the small GPUs a part is in use.
+
+    What is free there is midway between what `needed` takes of ZeRO-1 (81 %) and of DDP (87 %).
+    """
     found = load_hardware(name)
     if name != "rtx2060-6g-x8":
         return found
     return dataclasses.replace(
-        found, devices=tuple(dataclasses.replace(d, free_bytes=d.total_bytes * 4 // 5) for d in found.devices)
+        found,
+        devices=tuple(dataclasses.replace(d, free_bytes=d.total_bytes * 84 // 100) for d in found.devices),
     )
 
 

@@ -261,6 +261,7 @@ def test_no_option_overrules_another(shown: str, examination: Examination) -> No
     [
         ("GRAD_CLIP", "train.loop.clip_gradients", lambda *_: None),
         ("EMA_DECAY", "lib.optim.ema.decay_for", lambda *_, **__: 0.5),
+        ("DIST_STRATEGY_DDP", "lib.plan.strategies.choose_strategy", _chosen_alone),
         ("DIST_STRATEGY_ZERO1", "lib.plan.strategies.choose_strategy", _chosen_alone),
     ],
 )
