@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from lib.errors import ConfigError, os_errors
+
+_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # to open them anew would empty a file that they lead to
 
 
 @contextmanager
@@ -37,15 +40,18 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the contents of `path` by `data`, atomically and durably. A symbolic link is followed.
 
-    What is no file, as /dev/stdout, is written to.
+    Standard streams and what is no file are written to.
     """
+    if _is_stream(path):  # a rename would replace the device, or the file to which a stream is redirected
+        sys.stdout.flush()
+        number = _STREAMS.get(str(path))
+        opened = path.open("wb") if number is None else os.fdopen(os.dup(number), "wb")
+        with naming(path), opened as stream:
+            stream.write(data)
+        return
     path = path.resolve()
     if path.is_dir():  # the error of a rename would name the temporary file
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():  # a rename would replace the device by a file
-        with naming(path), path.open("wb") as special:
-            special.write(data)
-        return
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         write_new(temporary, data)
@@ -53,6 +59,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def _is_stream(path: Path) -> bool:
+    return str(path) in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def save(path: Path, data: str | bytes, *, action: str = "write", todo: str = "") -> None:
@@ -71,7 +81,7 @@ def check_writable(
     """
     file = (path / "-" if is_folder else path).absolute()
     above = next(each for each in file.parents if os.path.lexists(each))
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    if not _is_stream(path) and (not above.is_dir() or not os.access(above, os.W_OK | os.X_OK)):
         why = "it is no folder that you can write to"
         raise ConfigError(f"{variable}={path} cannot be written in {above}", why=why)
     if not is_folder and path.is_dir():

@@ -21,6 +21,7 @@ _ERROR = "error: "
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # prefix that torch.distributed adds to traceback lines
 MAX_LINES_SHOWN = 20  # of many faults: the first tell what is wrong, and all would push it off the screen
 _LONG = re.compile(r"[^\s/]{99,}[^\s/.,;:'\"]")  # hardly a file has such a name
+_PLUGINS = "models.", "train.tasks.", "lib.data.datasets."  # the packages of plug-ins, those of EXTERNAL= too
 _TRACEBACK = "Traceback (most recent call last):"
 # More specific than the error below it: a finding, or the exception that ended one of several processes.
 _TELLING = re.compile(r".+:\d+: |[A-Za-z_][\w.]*(?:Error|Exception)\b")
@@ -210,12 +211,9 @@ def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
         print(str(error) or "interrupted", file=sys.stderr)
         return 130
     except SystemExit as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        if trace is None or trace.tb_frame.f_globals.get("__name__") == "argparse":  # after --help
+        if not (place := _place_of_exit(error)):
             raise
-        what = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} raised SystemExit({error.code})"
+        what = f"{place} raised SystemExit({error.code})"
         return report(ToolkitError(what, why="a command ends by itself", todo="raise another exception"))
     except BrokenPipeError:
         return 0 if is_listing else 128 + signal.SIGPIPE
@@ -227,6 +225,20 @@ def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
     finally:
         _leave_stdout()
         atexit.register(end_at_interrupt)  # what is left, libraries tear down
+
+
+def _place_of_exit(error: SystemExit) -> str:
+    """Return file and line of what ended the program, in a plug-in if one did; "" for our own argparse."""
+    import traceback
+
+    named = [
+        (frame.f_globals.get("__name__", ""), f"{frame.f_code.co_filename}:{line}")
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    of_plugins = [place for module, place in named if module.startswith(_PLUGINS)]
+    if not of_plugins and named[-1][0] == "argparse":  # after --help, or an argument that it refuses
+        return ""
+    return (of_plugins or [place for module, place in named if module != "_sitebuiltins"])[-1]
 
 
 def _open_closed_streams() -> None:

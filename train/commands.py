@@ -321,7 +321,8 @@ def _log_end(run: RunDir, error: BaseException) -> None:
     elif isinstance(error, KeyboardInterrupt):
         run.set_status("preempted", step=status.step, reason="interrupted outside the training loop")
     else:
-        run.set_status("failed", step=status.step, reason=str(error) or type(error).__name__)
+        named = "" if isinstance(error, ToolkitError) else f"{type(error).__name__}: "  # a KeyError is 3
+        run.set_status("failed", step=status.step, reason=f"{named}{error}".rstrip(": "))
 
 
 @ended_once()

@@ -87,7 +87,7 @@ class PluginCode(AbstractContextManager[None]):
 class ModelCode(PluginCode):
     """Context for the code of models/`name`.
 
-    error:  class of the resulting error, but for mistakes in the code itself and faults of a task.
+    error:  class of the resulting error, but for mistakes in the code itself.
     torchs: also convert RuntimeError and ValueError from elsewhere, such as from a backward pass, and all
             exceptions of packages.
     """
@@ -102,8 +102,7 @@ class ModelCode(PluginCode):
             place = plugins.MODELS.place(self.name)
         if not place:
             return None
-        is_certain = isinstance(error, _MISTAKES) or _is_in_task(place, plugin_folders.ROOT)
-        return (ConfigError if is_certain else self.error)(with_place(error, place))
+        return (ConfigError if isinstance(error, _MISTAKES) else self.error)(with_place(error, place))
 
 
 def with_place(error: Exception, place: str) -> str:
@@ -134,22 +133,18 @@ def place_in_code(error: Exception, *, root: Path) -> str:
     frames = [(each.filename, each.lineno, each.name) for each in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno, ""))
-    folders = [root / "models", *_folders(plugins.DATASETS, root)]
+    tasks, folders = _folders(plugins.TASKS, root), [root / "models", *_folders(plugins.DATASETS, root)]
     folders += [base] if (base := plugin_folders.external()) else []
     in_module = False
     for filename, line, function in reversed(frames):
-        place = f"{filename}:{line}"
         in_module |= function == "_call_impl" and not isinstance(error, _MISTAKES)
-        of_task = _is_in_task(place, root) and not in_module
-        of_other = not _is_in_task(place, root) and any(Path(filename).is_relative_to(one) for one in folders)
-        if of_task or of_other:
-            return place.removeprefix(f"{root}/")
+        if any(map(Path(filename).is_relative_to, tasks)):
+            is_found = not in_module
+        else:
+            is_found = any(map(Path(filename).is_relative_to, folders))
+        if is_found:
+            return f"{filename}:{line}".removeprefix(f"{root}/")
     return ""
-
-
-def _is_in_task(place: str, root: Path) -> bool:
-    """Return True for a place in the folder of a task. A path may be relative to `root`."""
-    return any((root / place).is_relative_to(folder) for folder in _folders(plugins.TASKS, root))
 
 
 def _folders(kind: plugins.Kind, root: Path) -> list[Path]:

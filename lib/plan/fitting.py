@@ -46,7 +46,7 @@ class NoRoomError(PlanError):
 
 
 class RefusedBatchError(PlanError):
-    """PlanError for a micro-batch that the model itself refuses."""
+    """PlanError for a micro-batch with which the code of the model or task fails."""
 
 
 def step_settings(plan: Plan) -> StepSettings:
@@ -140,9 +140,9 @@ def enough_turns(bound: Decision[int], layout: Layout, *, share: int) -> Decisio
 
 
 def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: int) -> tuple[int, str]:
-    """Return the first divisor of `share`, from `step` on, that the model accepts, and why not less.
+    """Return the first divisor of `share`, from `step` on, that training accepts, and why not less.
 
-    Its multiples are assumed to be accepted. Raises RefusedBatchError where the model accepts no divisor.
+    Its multiples are assumed to be accepted. Raises RefusedBatchError where it accepts no divisor.
     """
     refused: dict[int, str] = {}
     for size in (step * divisor for divisor in divisors(max(1, share // step))):
@@ -154,9 +154,9 @@ def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: i
         if not refused:
             return size, ""
         sizes, why = ", ".join(map(str, refused)), next(iter(refused.values()))
-        return size, f"; a multiple of {size}, for the model refuses {sizes} ({why})"
+        return size, f"; a multiple of {size}, as training fails with {sizes} ({why})"
     raise RefusedBatchError(
-        f"the model refuses micro-batches of {', '.join(map(str, refused))}", why=list(refused.values())[-1]
+        f"training fails with micro-batches of {', '.join(map(str, refused))}", why=list(refused.values())[-1]
     )
 
 

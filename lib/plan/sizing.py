@@ -373,7 +373,7 @@ def _sizes(
     effective = target if effective is None else effective
     ragged = split.last_micro_batch < split.micro_batch
     sizes = f"{split.accumulation - ragged} x {split.micro_batch}" + f" + {split.last_micro_batch}" * ragged
-    if ragged:  # the prediction raises where the model refuses this size
+    if ragged:  # the prediction raises where training fails with this size
         context.memory(split.last_micro_batch, accumulates=True)
     memory = context.memory(split.micro_batch, accumulates=split.accumulation > 1)
     last = "what remains; every sample weighs the same" if ragged else "all are of one size"

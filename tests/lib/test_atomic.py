@@ -1,5 +1,7 @@
 import errno
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import pytest
 from lib import atomic
 from lib.atomic import check_writable
 from lib.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_replaces_the_contents_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -74,6 +78,22 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
         read = pool.submit(pipe.read_bytes)
         atomic.write_bytes(pipe, b"new")
         assert read.result() == b"new" and pipe.is_fifo()
+
+
+def test_a_standard_stream_is_written_to_between_other_output(tmp_path: Path) -> None:
+    code = "print(1); atomic.write_bytes(Path('/dev/stdout'), b'2\\n'); print(3)"
+    command = [sys.executable, "-c", f"from pathlib import Path; from lib import atomic; {code}"]
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=ROOT).stdout == b"1\n2\n3\n"
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run(command, stdout=file, check=True, cwd=ROOT)
+    assert (tmp_path / "file").read_bytes() == b"1\n2\n3\n"
+
+
+def test_a_stream_may_be_in_a_folder_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    check_writable(Path("/dev/stdout"), "OUT", log=print)
+    with pytest.raises(ConfigError, match="cannot be written in /dev"):
+        check_writable(Path("/dev/file"), "OUT", log=print)
 
 
 def test_a_name_with_another_suffix_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,14 @@ def test_code_that_ends_the_process_is_a_failure_with_its_place(capsys: pytest.C
         run_main(lambda: argparse.ArgumentParser().parse_args(["--help"]) and 0)
 
 
+@pytest.mark.parametrize("text", ["exit()", "argparse.ArgumentParser().parse_args(['x'])"])
+def test_a_plugin_that_ends_the_process_is_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own: dict[str, Any] = {"__name__": "models.mine.model", "argparse": argparse}
+    exec(compile(f"def build():\n    {text}", "models/mine/model.py", "exec"), own)
+    assert run_main(lambda: own["build"]()) == 1
+    assert "error: models/mine/model.py:2 raised SystemExit(" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [[sys.executable, "-c", LISTING], KCONF])
 def test_a_full_disk_behind_standard_output_is_one_line(command: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
@@ -65,6 +74,7 @@ def test_a_program_that_outlasts_its_readers_ends_as_without_them(both: bool, tm
     program = f"""
 import sys
 from pathlib import Path
+from typing import Any
 from lib.errors import outlast_readers, run_main
 def main():
     outlast_readers()

@@ -29,7 +29,8 @@ def test_a_run_says_what_ended_it(run: RunDir) -> None:
         Stopped(2, 7): ("preempted", 7, "stopped by SIGINT after step 7"),
         Rescaled(8): ("preempted", 8, "a node joins or leaves: stopping after step 8"),
         KeyboardInterrupt(): ("preempted", 5, "interrupted"),
-        ValueError("bad"): ("failed", 5, "bad"),
+        ValueError("bad"): ("failed", 5, "ValueError: bad"),
+        SystemExit(0): ("failed", 5, "SystemExit: 0"),
         AssertionError(): ("failed", 5, "AssertionError"),
     }
     for error, (state, step, reason) in expected.items():

@@ -199,9 +199,9 @@ def affine(traced: Mapping[int, MemoryTrace], low: int, high: int, size: int) ->
 def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Hardware) -> MemoryTrace:
     """Trace the training of one rank under `plan`. Nothing is computed and no device is needed.
 
-    Raises RefusedBatchError if the model does not accept such a micro-batch.
+    Raises RefusedBatchError if the code of the model or task fails with such a micro-batch.
     """
-    what = f"{config.model} refuses a micro-batch of {plan.micro_batch}"
+    what = f"training {config.model} fails with a micro-batch of {plan.micro_batch}"
 
     def refused(why: str) -> RefusedBatchError:
         return RefusedBatchError(what, why=why)

@@ -158,6 +158,19 @@ def test_a_fault_in_a_task_has_its_line(text: str, place: str, tmp_path: Path) -
 TRAINING = "        loss_N = F.cross_entropy("
 
 
+def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str = "", new: str = "") -> None:
+    """Write what make new-task does to a folder of EXTERNAL=, with one text in place of another."""
+    home = tmp_path / "lab" / "tasks" / "mine"
+    home.mkdir(parents=True)
+    text = fill(TEMPLATES / "task" / "task.py", {"name": "mine", "Name": "Mine", "NAME": "MINE"})
+    assert old in text
+    (home / "task.py").write_text(text.replace(old, new))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(tmp_path / "lab"))
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__])
+    for module in [name for name in sys.modules if name.startswith("train.tasks.mine")]:
+        monkeypatch.delitem(sys.modules, module)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -182,19 +195,22 @@ TRAINING = "        loss_N = F.cross_entropy("
 def test_a_task_that_is_wrong_is_named_and_not_its_model(
     write: Write, old: str, new: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path / "lab" / "tasks" / "mine"
-    home.mkdir(parents=True)
-    text = fill(TEMPLATES / "task" / "task.py", {"name": "mine", "Name": "Mine", "NAME": "MINE"})
-    assert old in text
-    (home / "task.py").write_text(text.replace(old, new))
-    monkeypatch.setenv(plugin_folders.EXTERNAL, str(tmp_path / "lab"))
-    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__])
-    for module in [name for name in sys.modules if name.startswith("train.tasks.mine")]:
-        monkeypatch.delitem(sys.modules, module)
+    own_task(tmp_path, monkeypatch, old, new)
     config = write(TASK, 'TASK = "mine"', task_options={"focus": 2.0}, target_effective_batch=48)
     with pytest.raises(ConfigError, match=told) as raised:
         planned(config)
-    assert "refuses" not in str(raised.value) and "models/net" not in str(raised.value)
+    assert "models/net" not in str(raised.value)
+
+
+def test_a_micro_batch_with_which_a_task_fails_is_not_planned(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model returns no row for the last of an odd number of samples, which the loss finds."""
+    own_task(tmp_path, monkeypatch)
+    config = write(FORWARD, "        return logits_NK[: len(logits_NK) // 2 * 2]\n")
+    config = config.replace(task="mine", task_options={"focus": 2.0}, target_effective_batch=48)
+    told = r"; a multiple of 2, as training fails with 1 \(.*mine/task\.py:\d+: ValueError: Expected input"
+    assert re.search(told, planned(config).reasons["micro_batch"])
 
 
 def test_memory_that_runs_out_is_no_fault_of_the_model(write: Write) -> None:
@@ -218,7 +234,7 @@ def test_a_micro_batch_that_the_model_refuses_is_not_planned(write: Write) -> No
     plan = planned(with_norm(write, target_effective_batch=48))
     assert plan.micro_batch % 2 == 0 and 48 % plan.micro_batch == 0
     why = plan.reasons["micro_batch"]
-    assert "a multiple of 2, for the model refuses 1 (models/net/model.py:" in why
+    assert "a multiple of 2, as training fails with 1 (models/net/model.py:" in why
     assert "ValueError: Expected more than 1 value per channel" in why
     assert "select MODEL_HAS_BATCHNORM in models/net/Kconfig" in plan.reasons["norm_batch"]
 
@@ -228,7 +244,7 @@ def test_groups_of_samples_that_a_model_wants_are_planned(write: Write) -> None:
         write(FORWARD, "        return logits_NK.view(-1, 12, 10).flatten(0, 1)\n", target_effective_batch=48)
     )
     assert plan.micro_batch % 12 == 0
-    assert "a multiple of 12, for the model refuses 1, 2, 3, 4, 6, 8 (models/" in plan.reasons["micro_batch"]
+    assert "a multiple of 12, as training fails with 1, 2, 3, 4, 6, 8 (models/" in plan.reasons["micro_batch"]
 
 
 def test_of_a_share_that_is_odd_its_first_divisor_is_taken(write: Write) -> None:
@@ -238,7 +254,7 @@ def test_of_a_share_that_is_odd_its_first_divisor_is_taken(write: Write) -> None
 def test_groups_are_planned_for_torchs_layers(write: Write) -> None:
     plan = planned(with_norm(write, target_effective_batch=48, norm_batch=8, norm_momentum=0.1))
     assert plan.norm_batch == 8 and plan.micro_batch % 8 == 0
-    assert "refuses" not in plan.reasons["micro_batch"]
+    assert "fails" not in plan.reasons["micro_batch"]
     assert "every batch normalisation takes its statistics over groups of 8" in plan.reasons["norm_batch"]
 
 
@@ -250,21 +266,23 @@ def test_a_batch_by_hand_that_the_model_refuses_is_told(write: Write, batch_size
     config = write(FORWARD, text + FORWARD, target_effective_batch=16, **by_hand)
     file = plugin_folders.ROOT / "models" / "net" / "model.py"
     file.write_text(file.read_text().replace("import torch.nn", "import torch\nimport torch.nn", 1))
-    with pytest.raises(PlanError, match=r"net refuses a micro-batch of 1: models/net/model.py:39: .*alone"):
+    with pytest.raises(
+        PlanError, match=r"net fails with a micro-batch of 1: models/net/model.py:39: .*alone"
+    ):
         planned(config)
 
 
 def test_a_model_that_refuses_every_micro_batch_is_told(write: Write) -> None:
     config = write(FORWARD, "        assert len(x_NCHW) in (2, 4) and not x_NCHW.is_cpu\n" + FORWARD)
     with pytest.raises(
-        PlanError, match=r"the model refuses micro-batches of 1, .*: models/net/model.py:38: "
+        PlanError, match=r"training fails with micro-batches of 1, .*: models/net/model.py:38: "
     ):
         planned(config)
 
 
 def test_what_a_backward_pass_alone_does_wrong_is_told_of_the_model(write: Write) -> None:
     hook = "self.linear.weight.register_hook(lambda g: g.view(7, 11) if g.is_cpu else g)"
-    with pytest.raises(PlanError, match=r"model refuses micro-batches of 1, .*: models/net/model.py:33: Ru"):
+    with pytest.raises(PlanError, match=r"fails with micro-batches of 1, .*: models/net/model.py:33: Ru"):
         planned(write(LINEAR, f"{LINEAR}\n        {hook}"))
 
 
