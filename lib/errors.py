@@ -213,8 +213,8 @@ def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
     except SystemExit as error:
         if not (place := _place_of_exit(error)):
             raise
-        what = f"{place} raised SystemExit({error.code})"
-        return report(ToolkitError(what, why="a command ends by itself", todo="raise another exception"))
+        todo = "raise an exception that says what is wrong, or return"
+        return report(ToolkitError(f"{place} ends the process by SystemExit({error.code})", todo=todo))
     except BrokenPipeError:
         return 0 if is_listing else 128 + signal.SIGPIPE
     except OSError as error:

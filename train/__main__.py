@@ -12,7 +12,7 @@ from typing import NoReturn
 from lib import kconf
 from lib.devices.host import set_up_allocator
 from lib.distributed.launcher import is_worker
-from lib.errors import ConfigError, outlast_readers, run_main
+from lib.errors import ConfigError, ToolkitError, outlast_readers, run_main
 from lib.units import non_negative, whole_number
 from train.signals import importing
 
@@ -20,6 +20,20 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
+    """Run one command; an exception from the code of a plug-in is reported with its file and line."""
+    try:
+        return _command()
+    except ToolkitError:
+        raise
+    except Exception as error:
+        from lib.nn.model_code import fault_of_plugin  # imports torch
+
+        if (fault := fault_of_plugin(error)) is None:
+            raise
+        raise fault from error
+
+
+def _command() -> int:
     """Run one command. Torch takes seconds to import, so arguments and .config are checked first."""
     started = time.monotonic()
     set_up_allocator()

@@ -6,6 +6,7 @@ What a run on one device with local files does not use is imported where an opti
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -305,6 +306,8 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         raise KeyboardInterrupt(text) from error
     except BaseException as error:
         _log_end(run, error)
+        if not isinstance(error, ToolkitError):  # it may be reported by its last line
+            record.console.write_log(traceback.format_exc())
         record.copy_final_status()
         raise
     finally:

@@ -55,9 +55,25 @@ def initialise_from_samples(
                 batch = next(loader.batches(rank=0, world=1, batch_size=count))
             weights = load_model(config.model).initialise_from_samples(model, batch.inputs)  # type: ignore[attr-defined]
         weights = backend.broadcast(weights)
-        assert weights is not None
+        _check_computed(weights, model, config)
         stored.load(model, weights)
     log(f"Weights: {', '.join(weights)} of the first {count} training samples")
+
+
+def _check_computed(weights: Any, model: nn.Module, config: Config) -> None:
+    """Raise ConfigError unless `weights` are some of `model`, by their names."""
+    known, fault = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}, ""
+    if not isinstance(weights, Mapping):
+        fault = f"{type(weights).__name__}, not weights by name"
+    elif unknown := [name for name in weights if name not in known]:
+        fault = f"{unknown[0]!r}, which the model does not have"
+    elif other := [name for name, weight in weights.items() if getattr(weight, "shape", None) != known[name]]:
+        given = weights[other[0]]
+        shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        fault = f"{other[0]} {shape}, not {known[other[0]]}"
+    if fault:
+        place = f"{MODELS.place(config.model)}/model.py"
+        raise ConfigError(f"{place}: initialise_from_samples returns {fault}")
 
 
 def check_weights(config: Config, spec: Spec, root: Path, *, log: Callable[[str], object]) -> None:

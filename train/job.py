@@ -27,7 +27,7 @@ from lib.runs.metrics import higher_is_better
 from lib.units import bytes_text
 from train.record import Record
 from train.signals import Agreement
-from train.tasks.base import Carry, Forward, HasRowFigures, Sums, Task, Totals
+from train.tasks.base import Carry, Forward, HasRowFigures, Sums, Task, Totals, check_sums, checked_figures
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema
@@ -279,7 +279,7 @@ def evaluate(job: Job) -> dict[str, float]:
 
 def report_of(job: Job, totals: Totals) -> dict[str, float]:
     """Return the figures of an evaluation, the same on every rank. Collective."""
-    figures = job.task.report(totals.means(job.backend))
+    figures = checked_figures(job.task.report(totals.means(job.backend)), job.config)
     if (rows := totals.rows(job.backend)) is not None:
         task = cast(HasRowFigures, job.task)
         figures |= job.backend.broadcast(task.row_figures(*rows) if job.backend.is_main else None)
@@ -383,6 +383,7 @@ def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
         for batch in batches:
             with backend.autocast(plan.precision):
                 sums = job.task.evaluation(job.forward, batch)
+            check_sums(sums, job.config, function="evaluation")
             backend.mark_step()
             yield sums
 

@@ -32,7 +32,8 @@ from train.generate import Sampling, continued_text
 from train.job import Job
 from train.job import evaluate as evaluate_job
 from train.record import Record, format_evaluation, log
-from train.tasks.base import baseline_of, preparation_of
+from train.summary import baseline_of
+from train.tasks.base import preparation_of
 from train.training_data import (
     TrainingData,
     cache_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ from lib.runs.metrics import format_value
 from lib.units import bytes_text, setting
 from train.job import Job
 from train.signals import Stopped
-from train.tasks.base import baseline_of
+from train.tasks.base import optional_function
 from train.training_data import TrainingData, cache_of, make_training_data
 
 PROMPT_TOKENS = 16
@@ -36,6 +36,17 @@ class HasRunNote(Protocol):
 
     def run_note(self) -> str | None:
         """Return the note, None for none."""
+
+
+def baseline_of(
+    config: Config, dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]
+) -> str | None:
+    """Return the baseline of the task as a line of text, cached in `cache_dir`; None if there is none.
+
+    Raises ToolkitError if the cache cannot be written.
+    """
+    baseline = optional_function(config, "baseline")
+    return None if baseline is None else baseline(dataset, cache_dir=cache_dir, log=log)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import traceback
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ContextDecorator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import nn
@@ -64,9 +63,10 @@ def load_model(name: str) -> ModelModule:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginCode(AbstractContextManager[None]):
+class PluginCode(AbstractContextManager[None], ContextDecorator):
     """Context that turns exceptions from the code of plug-in `name` into one line with its file and line."""
 
+    kind: ClassVar[plugins.Kind]
     name: str
 
     def __exit__(
@@ -74,13 +74,16 @@ class PluginCode(AbstractContextManager[None]):
     ) -> None:
         if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
             return
-        reported = self.reported(error, place_in_code(error, root=plugin_folders.ROOT), trace)
-        if reported is not None:
+        place = place_in_code(error, root=plugin_folders.ROOT)
+        # The call itself fails where a function has other parameters.
+        if not place and isinstance(error, TypeError) and trace is not None and trace.tb_next is None:
+            place = f"{self.kind.place(self.name)}/{self.kind.file}.py"
+        if (reported := self.reported(error, place, trace)) is not None:
             raise reported from error
 
-    @abstractmethod
-    def reported(self, error: Exception, place: str, trace: TracebackType | None) -> ToolkitError | None:
+    def reported(self, error: Exception, place: str, _trace: TracebackType | None) -> ToolkitError | None:
         """Return what is raised for `error` of code at `place`, "" if unknown; None for no fault of it."""
+        return ConfigError(with_place(error, place)) if place else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +95,36 @@ class ModelCode(PluginCode):
             exceptions of packages.
     """
 
+    kind = plugins.MODELS
     error: Callable[[str], ToolkitError] = ConfigError
     torchs: bool = False
 
-    def reported(self, error: Exception, place: str, trace: TracebackType | None) -> ToolkitError | None:
+    def reported(self, error: Exception, place: str, _trace: TracebackType | None) -> ToolkitError | None:
         """Return one of the class `error` for what may depend on the data, else a ConfigError."""
-        theirs = isinstance(error, RuntimeError | ValueError) or _is_raised_outside(trace)
+        theirs = isinstance(error, RuntimeError | ValueError) or _is_raised_outside(_trace)
         if not place and self.torchs and theirs:
             place = plugins.MODELS.place(self.name)
         if not place:
             return None
         return (ConfigError if isinstance(error, _MISTAKES) else self.error)(with_place(error, place))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCode(PluginCode):
+    """Context for the code of train/tasks/`name`."""
+
+    kind = plugins.TASKS
+
+
+def fault_of_plugin(error: Exception) -> ToolkitError | None:
+    """Return what is reported for an `error` that no context has met; None if no code of a plug-in led to it.
+
+    Errors of the system are reported with their file wherever they come from.
+    """
+    if isinstance(error, ToolkitError | OSError) or is_out_of_memory(error):
+        return None
+    place = place_in_code(error, root=plugin_folders.ROOT)
+    return ToolkitError(with_place(error, place)) if place else None
 
 
 def with_place(error: Exception, place: str) -> str:
@@ -113,6 +135,8 @@ def with_place(error: Exception, place: str) -> str:
         reason += f"; it has {', '.join(field.name for field in fields(error.obj))}"
     if "device" in reason and _META.search(reason):  # by which training is traced
         reason = reason.rstrip(".!") + "; create tensors on the device of the input, by device=x.device"
+    if type(error).__name__ == "DataDependentOutputException" or "Tensor.item()" in reason:
+        reason += "; training is traced without values, so its code reads none (item, if, assert, print)"
     return f"{place}: {type(error).__name__}{reason and ': '}{reason}"
 
 

@@ -31,9 +31,9 @@ def test_a_missing_right_is_one_line_with_the_file(capsys: pytest.CaptureFixture
 def test_code_that_ends_the_process_is_a_failure_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     for status in (0, None, "done"):
         assert run_main(lambda: sys.exit(status)) == 1  # noqa: B023
-        place = f"{__file__}:{sys._getframe().f_lineno - 1} raised SystemExit({status})"
+        place = f"{__file__}:{sys._getframe().f_lineno - 1} ends the process by SystemExit({status})"
         assert capsys.readouterr().err == (
-            f"error: {place}: a command ends by itself; raise another exception\n"
+            f"error: {place}; raise an exception that says what is wrong, or return\n"
         )
     with pytest.raises(SystemExit):
         run_main(lambda: argparse.ArgumentParser().parse_args(["--help"]) and 0)
@@ -44,7 +44,7 @@ def test_a_plugin_that_ends_the_process_is_named(text: str, capsys: pytest.Captu
     own: dict[str, Any] = {"__name__": "models.mine.model", "argparse": argparse}
     exec(compile(f"def build():\n    {text}", "models/mine/model.py", "exec"), own)
     assert run_main(lambda: own["build"]()) == 1
-    assert "error: models/mine/model.py:2 raised SystemExit(" in capsys.readouterr().err
+    assert "error: models/mine/model.py:2 ends the process by SystemExit(" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [[sys.executable, "-c", LISTING], KCONF])

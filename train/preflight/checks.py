@@ -30,7 +30,7 @@ from lib.plugins import TASKS
 from lib.runs import checkpoint
 from train import loop
 from train.build import make_job
-from train.job import Budget, Job, Progress, budget_of, warm_up_of
+from train.job import Budget, Job, Progress, budget_of, evaluation_sums, judge, report_of, warm_up_of
 from train.record import Record
 from train.tasks.base import Totals, borrows_naive_loss, naive_loss_of
 from train.training_data import TrainingData
@@ -207,6 +207,18 @@ def _evaluated(job: Job, *, world: int) -> float:
     if len(set(lengths)) > 1:
         raise ToolkitError(f"{world} ranks evaluate {lengths} batches and would wait for each other")
     return float(sum(float(weights.sum()) for one in batches for weights in one if weights is not None))
+
+
+def evaluation(candidate: Candidate) -> tuple[bool, str]:
+    """Check that a batch is evaluated to figures and a score, which otherwise fail after many steps."""
+    job, totals = candidate.job(*candidate.splits()[0], device=True), Totals()
+    for sums in evaluation_sums(job):
+        totals.add(sums)
+        break
+    figures = report_of(job, totals)
+    judge(job, Progress(), figures)
+    finding = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    return math.isfinite(figures.get("loss", 0.0)), f"of one batch: {finding}"
 
 
 def accumulation(candidate: Candidate) -> tuple[bool, str]:

@@ -1,6 +1,6 @@
 """`make preflight`: a minute of checks before days of training.
 
-Eleven checks of the configured model, data and machine, each on a few samples. Arithmetic is checked in
+Twelve checks of the configured model, data and machine, each on a few samples. Arithmetic is checked in
 double precision on the CPU, device behaviour on the device.
 """
 
@@ -93,6 +93,7 @@ def run_checks(candidate: Candidate, resolved: kconf.Resolved) -> Iterator[Check
         "first loss": checks.first_loss,
         "loss falls": checks.loss_falls,
         "shards": checks.shards,
+        "evaluation": checks.evaluation,
         "accumulation": checks.accumulation,
         "checkpoint": checks.round_trip,
         "static graph": checks.static_graph,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy.typing as npt
@@ -14,10 +13,10 @@ from torch import Tensor
 from lib.config import Config
 from lib.data.augment import Operation
 from lib.data.loader import Batch
-from lib.data.types import ArrayPart, Dataset, Part, Spec
+from lib.data.types import Dataset, Part, Spec
 from lib.devices.base import Backend, send
-from lib.errors import ConfigError, meant
-from lib.nn.model_code import ModelCode, load_model
+from lib.errors import ConfigError, ToolkitError, meant
+from lib.nn.model_code import ModelCode, TaskCode, load_model
 from lib.plan.types import ITERATED, WITHOUT_DOUBLE, Branch, Plan
 from lib.plugins import MODELS, TASKS
 
@@ -96,6 +95,8 @@ class Totals:
         packed = torch.cat([each.flatten() for each in sums])
         backend.all_reduce_sum(packed)
         parts = torch.split(packed.cpu().double(), [each.numel() for each in sums])
+        if not parts[0]:
+            raise ToolkitError("no target was counted: Sums.count is 0", todo="count samples, as by count_of")
         total, *reduced = (part.view(each.shape) for part, each in zip(parts, sums, strict=True))
         means = {name: value / total for name, value in zip(names, reduced, strict=True)}
         scalars = {name: value if value.dim() else value.item() for name, value in means.items()}
@@ -221,7 +222,11 @@ def load_task(config: Config) -> TaskModule:
     """Load the configured task. Raises ConfigError if it or the model's file is invalid."""
     load_model(config.model)
     with ModelCode(config.model):
-        return cast(TaskModule, TASKS.load(config.task))
+        task = cast(TaskModule, TASKS.load(config.task))
+    if not isinstance(task.DATA, tuple) or len(task.DATA) != 2:
+        what = f"{TASKS.place(config.task)}/task.py: DATA is {task.DATA!r}"
+        raise ConfigError(what, todo='write a description and specs: DATA = "images", (ImageSpec,)')
+    return task
 
 
 def image_operations(config: Config, spec: Spec) -> list[Operation]:
@@ -246,12 +251,14 @@ def make_task(config: Config, spec: Spec, *, prepared: Any = None, train: Part |
     prepared: from `Prepared.load`, for a task with a preparation. train: the training part.
     """
     given = {} if preparation_of(config) is None else {"prepared": prepared}
-    task = load_task(config).build(_options(config), spec, config=config, **given)
-    if not callable(getattr(task, "training", None)):
-        what = f"{TASKS.place(config.task)}/task.py: build returns {type(task).__name__}, not a Task"
-        raise ConfigError(what, todo="return an object with its methods, such as training")
-    if train is not None and isinstance(task, SeesTraining):
-        task.see_training(train)
+    with TaskCode(config.task):
+        task = load_task(config).build(_options(config), spec, config=config, **given)
+        if isinstance(task, type) or not callable(getattr(task, "training", None)):
+            kind = f"the class {task.__name__}" if isinstance(task, type) else type(task).__name__
+            what = f"{TASKS.place(config.task)}/task.py: build returns {kind}, not a Task"
+            raise ConfigError(what, todo="return an object with its methods, such as training")
+        if train is not None and isinstance(task, SeesTraining):
+            task.see_training(train)
     return task
 
 
@@ -259,9 +266,10 @@ def _options(config: Config) -> Any:
     return TASKS.options(config.task, config.task_options)
 
 
-def _optional(config: Config, name: str) -> Callable[..., Any] | None:
+def optional_function(config: Config, name: str) -> Callable[..., Any] | None:
     """Return a function that the task may define, None if it does not."""
-    return vars(load_task(config)).get(name)
+    function = vars(load_task(config)).get(name)
+    return None if function is None else TaskCode(config.task)(function)
 
 
 def preparation_of(config: Config) -> Callable[..., Prepared] | None:
@@ -269,35 +277,24 @@ def preparation_of(config: Config) -> Callable[..., Prepared] | None:
 
     It takes configuration, data set, root, learned (false for random weights) and log.
     """
-    return _optional(config, "prepare")
+    return optional_function(config, "prepare")
 
 
 def to_measure(config: Config) -> Config:
     """Return `config` with the cheapest options of its task that need the same memory."""
-    shorten = _optional(config, "to_measure")
+    shorten = optional_function(config, "to_measure")
     return config if shorten is None else config.replace(task_options=shorten(config.task_options))
-
-
-def baseline_of(
-    config: Config, dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]
-) -> str | None:
-    """Return the baseline of the task as a line of text, cached in `cache_dir`; None if there is none.
-
-    Raises ToolkitError if the cache cannot be written.
-    """
-    baseline = _optional(config, "baseline")
-    return None if baseline is None else baseline(dataset, cache_dir=cache_dir, log=log)
 
 
 def naive_loss_of(config: Config, spec: Spec) -> float | None:
     """Return the expected loss of an untrained model; None if its task cannot tell."""
-    naive_loss = _optional(config, "naive_loss")
+    naive_loss = optional_function(config, "naive_loss")
     return None if naive_loss is None or borrows_naive_loss(config) else naive_loss(spec)
 
 
 def borrows_naive_loss(config: Config) -> bool:
     """Return True for a task with `naive_loss` of another one, whose loss may be another: zeros tell it."""
-    naive_loss = _optional(config, "naive_loss")
+    naive_loss = optional_function(config, "naive_loss")
     return naive_loss is not None and naive_loss.__module__ != cast(Any, load_task(config)).__name__
 
 
@@ -306,7 +303,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 def figures_of(config: Config, spec: Spec) -> Figures:
     """Return the names of the figures that the task reports; by default only the loss is known."""
-    figures = _optional(config, "figures")
+    figures = optional_function(config, "figures")
     return Figures(("loss",)) if figures is None else figures(_options(config), spec)
 
 
@@ -329,21 +326,10 @@ def check_figures(config: Config, dataset: Dataset) -> None:
             none = "leave it empty: there are none"
             todo = add if name in known.requested else meant(name, names) if names else none
             raise ConfigError(f"CONFIG_{symbol}: {config.task} does not report {name!r}", todo=todo)
-    by_rows, most = [name for name in metrics if name in known.by_rows], config.evaluation.eval_rows_max
-    if by_rows and dataset.test.size > most:
-        raise ConfigError(
-            f"CONFIG_METRICS: {by_rows[0]} keeps the outputs of all {dataset.test.size:,} evaluation samples",
-            why=f"CONFIG_EVAL_ROWS_MAX={most}",
-            todo="raise that if they fit into main memory, or ask for other metrics",
-        )
-    if "roc_auc" in by_rows and isinstance(dataset.test, ArrayPart) and dataset.test.targets.strides[0]:
-        targets = dataset.test.sample_targets  # not those of metadata, which are one zero
-        if (targets == targets[:1]).all():
-            raise ConfigError(
-                "CONFIG_METRICS: roc_auc needs more than one class",
-                why=f"all {len(targets):,} evaluation samples have the same targets",
-                todo="evaluate on other samples, or ask for other metrics",
-            )
+    if by_rows := [name for name in metrics if name in known.by_rows]:
+        from train.tasks.metrics import check_rows  # few runs have any
+
+        check_rows(by_rows, dataset.test, most=config.evaluation.eval_rows_max)
 
 
 def check_options(config: Config) -> None:
@@ -380,18 +366,28 @@ def no_logits(returned: Any, before: tuple[int, ...], classes: int, *, padded: b
     return f"not floating-point logits {(*before, classes)}"
 
 
-def check_sums(sums: Any, config: Config) -> None:
-    """Raise ConfigError unless `sums` of a micro-batch are what a task returns in training."""
+def check_sums(sums: Any, config: Config, *, function: str = "training") -> None:
+    """Raise ConfigError unless `sums` of a micro-batch are what `function` of a task returns."""
     loss = sums.loss if isinstance(sums, Sums) else None
-    if isinstance(loss, Tensor) and not loss.dim() and loss.requires_grad:
+    if isinstance(loss, Tensor) and not loss.dim() and (loss.requires_grad or function == "evaluation"):
         return  # in every micro-batch; to find the place of a task takes a look at the disk
     place = f"{TASKS.place(config.task)}/task.py"
     if not isinstance(sums, Sums):
         kind = "Tensor" if isinstance(sums, Tensor) else type(sums).__name__
-        returned = f"{place}: training returns {kind}, not Sums"
+        returned = f"{place}: {function} returns {kind}, not Sums"
         raise ConfigError(returned, todo="return Sums(loss, count, metrics)")
     if not isinstance(loss, Tensor) or loss.dim():
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ConfigError(f"{place}: the loss is {shape}, not a sum", todo="sum it over the samples")
     why = "it was detached, or does not depend on the outputs"
     raise ConfigError(f"{place}: the loss has no gradient", why=why)
+
+
+def checked_figures(figures: Any, config: Config) -> dict[str, float]:
+    """Return `figures`. Raises ConfigError unless they are what `report` of a task returns."""
+    values = figures.values() if isinstance(figures, dict) else [figures]
+    odd = [type(each).__name__ for each in values if not isinstance(each, int | float)]
+    if isinstance(figures, dict) and not odd:
+        return figures
+    place = f"{TASKS.place(config.task)}/task.py"
+    raise ConfigError(f"{place}: report returns {(*odd, 'a number')[0]}, not a dict of numbers")

@@ -14,11 +14,34 @@ import torch
 from torch import Tensor
 
 from lib.data.loader import Batch
+from lib.data.types import ArrayPart, Part
+from lib.errors import ConfigError
 from train.tasks.base import Sums
 
 BINS = 15  # of confidence
 TOP = 5
 _COUNTS, _TOP, _GAPS = "label_counts", "top5_accuracy", "confidence_gaps"
+
+
+def check_rows(names: Collection[str], part: Part, *, most: int) -> None:
+    """Raise ConfigError where metrics `names` by rows cannot be had of an evaluation `part`.
+
+    most: CONFIG_EVAL_ROWS_MAX.
+    """
+    if part.size > most:
+        raise ConfigError(
+            f"CONFIG_METRICS: {next(iter(names))} keeps the outputs of all {part.size:,} evaluation samples",
+            why=f"CONFIG_EVAL_ROWS_MAX={most}",
+            todo="raise that if they fit into main memory, or ask for other metrics",
+        )
+    if "roc_auc" in names and isinstance(part, ArrayPart) and part.targets.strides[0]:
+        targets = part.sample_targets  # not those of metadata, which are one zero
+        if (targets == targets[:1]).all():
+            raise ConfigError(
+                "CONFIG_METRICS: roc_auc needs more than one class",
+                why=f"all {len(targets):,} evaluation samples have the same targets",
+                todo="evaluate on other samples, or ask for other metrics",
+            )
 
 
 def with_metrics(sums: Sums, names: Collection[str], logits_NK: Tensor, batch: Batch) -> Sums:

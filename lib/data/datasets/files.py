@@ -260,10 +260,10 @@ def describe_images(spec: ImageSpec, sizes: tuple[int, int], where: str) -> Data
 class DataCode(PluginCode):
     """Context that turns exceptions from the code of data set `name` into a DataError with file and line."""
 
-    def reported(self, error: Exception, place: str, trace: TracebackType | None) -> ToolkitError | None:
+    kind = DATASETS
+
+    def reported(self, error: Exception, place: str, _trace: TracebackType | None) -> ToolkitError | None:
         """Return a DataError for a fault of its code."""
-        if not place and trace is not None and trace.tb_next is None:  # the call itself: of other parameters
-            place = f"{DATASETS.place(self.name)}/data.py"
         if not place or isinstance(error, BrokenPipeError):  # of the log: nobody reads standard output
             return None
         return DataError(f"data set {self.name}: {with_place(error, place)}", todo="correct it there")

@@ -10,24 +10,28 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 import models
+import train.__main__
 from lib import plugin_folders
 from lib.config import Config
 from lib.data.types import ImageSpec
 from lib.devices.backend import check_channels_last
-from lib.errors import ConfigError, PlanError
+from lib.devices.base import Backend
+from lib.errors import ConfigError, PlanError, ToolkitError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import ModelCode, build_model, place_in_code
 from lib.plan.types import Plan
 from lib.plugins import TASKS
 from scripts.scaffold import TEMPLATES, fill
-from tests.support.training import CPU, random_data, small_config
+from tests.support.training import CPU, random_data, small_config, small_job, small_plan, trained
 from train import tasks
+from train.initial_weights import initialise_from_samples
 from train.planning import autotune
 from train.planning.autotune import ProbeTarget
 from train.planning.memory_estimate import MemoryTraces
@@ -106,7 +110,8 @@ def planned(config: Config) -> Plan:
         (FORWARD, "        raise KeyError(3)\n", "models/net/model.py:38: KeyError: 3"),
         (FORWARD, "        raise ValueError('a\\nb')\n", "models/net/model.py:38: ValueError: a b$"),
         (FORWARD, "        assert False\n", "models/net/model.py:38: AssertionError$"),
-        (FORWARD, FORWARD[:-1] + ".sum().item()\n", r"models/net/model.py:38: RuntimeError: .*item\(\)"),
+        (FORWARD, FORWARD[:-1] + ".sum().item()\n", r"models/net/model.py:38: RuntimeError: .*code reads"),
+        ("def build(", "def build(extra, ", r"models/net/model.py: TypeError: build\(\) missing 1 required"),
         (FORWARD, "", r"forward returns NoneType, not floating-point logits \(2, 10\)"),
         (FORWARD, FORWARD[:-1] + ", 1\n", r"forward returns tuple, not floating-point logits \(2, 10\)"),
         (FORWARD, FORWARD[:-1] + "[:, :9]\n", r"forward returns \(2, 9\), not floating-point logits \(2, 1"),
@@ -190,6 +195,17 @@ def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str = "", new
             "task.py: build returns NoneType, not a Task; return",
         ),
         ("    return Mine", "    raise KeyError(3)\n    return Mine", r"task\.py:\d+: KeyError: 3$"),
+        (
+            "    return Mine",
+            "    return Mine  #",
+            "task.py: build returns the class Mine, not a Task; return",
+        ),
+        ("def build(", "def build(extra, ", r"task\.py: TypeError: build\(\) missing 1 required"),
+        (
+            "\nSELECTS = ",
+            "\nDATA = None\nSELECTS = ",
+            "task.py: DATA is None; write a description and specs",
+        ),
     ],
 )
 def test_a_task_that_is_wrong_is_named_and_not_its_model(
@@ -211,6 +227,44 @@ def test_a_micro_batch_with_which_a_task_fails_is_not_planned(
     config = config.replace(task="mine", task_options={"focus": 2.0}, target_effective_batch=48)
     told = r"; a multiple of 2, as training fails with 1 \(.*mine/task\.py:\d+: ValueError: Expected input"
     assert re.search(told, planned(config).reasons["micro_batch"])
+
+
+def test_what_no_context_meets_is_reported_with_its_place(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_task(tmp_path, monkeypatch, TRAINING, f"        1 / 0\n{TRAINING}")
+    config = write(TASK, 'TASK = "mine"', task_options={"focus": 2.0})
+    job = small_job(config, small_plan(8), data_of(config))
+
+    def command() -> int:
+        return trained(job) and 0
+
+    monkeypatch.setattr(train.__main__, "_command", command)
+    with pytest.raises(ToolkitError, match=r"mine/task\.py:\d+: ZeroDivisionError: division by zero$"):
+        train.__main__.main()
+    for error in (KeyError(3), ConfigError("known")):  # of our own code
+        monkeypatch.setattr(train.__main__, "_command", Mock(side_effect=error))
+        with pytest.raises(type(error)) as raised:
+            train.__main__.main()
+        assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("None", "NoneType, not weights by name"),
+        ("{'nowhere': first_samples}", "'nowhere', which the model does not have"),
+        ("{'linear.bias': first_samples.mean(dim=0)}", r"linear.bias \(1, 28, 28\), not \(10,\)"),
+        ("{'linear.bias': 3}", r"linear.bias int, not \(10,\)"),
+    ],
+)
+def test_weights_computed_from_samples_are_those_of_the_model(write: Write, returned: str, told: str) -> None:
+    function = f"def initialise_from_samples(model, first_samples):\n    return {returned}\n\n\n"
+    config = write("def build(", f"{function}def build(")
+    data = data_of(config)
+    model = build_model("net", config.model_options, data.dataset.spec, seed=1)
+    with pytest.raises(ConfigError, match=f"^models/net/model.py: initialise_from_samples returns {told}$"):
+        initialise_from_samples(model, config, data.dataset, Backend("cpu"), log=print)
 
 
 def test_memory_that_runs_out_is_no_fault_of_the_model(write: Write) -> None:

@@ -138,6 +138,16 @@ def test_shards_of_evaluation(candidate: Candidate, monkeypatch: pytest.MonkeyPa
             assert not checks.shards(candidate)[0], change
 
 
+def test_evaluation(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, told = checks.evaluation(candidate)
+    assert passed and "accuracy" in told
+    with monkeypatch.context() as broken, pytest.raises(ConfigError, match="report returns NoneType, not"):
+        breaks(broken, Classify, "report", lambda _: None)
+        checks.evaluation(candidate)
+    breaks(monkeypatch, Classify, "evaluation", lambda sums: dataclasses.replace(sums, loss=sums.loss / 0))
+    assert not checks.evaluation(candidate)[0]
+
+
 @pytest.mark.slow
 def test_accumulation_of_means(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.accumulation(candidate)[0]

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from lib.devices.base import Backend
-from lib.errors import ConfigError
+from lib.errors import ConfigError, ToolkitError
 from lib.plan.fitting import plan_of
 from tests.support.training import CPU, CPU_TRIAL, random_data, small_config, small_job, small_plan, trained
+from train.job import evaluate
 from train.planning.memory_estimate import trace_memory
 from train.tasks.base import Sums, Totals, no_logits
 
@@ -30,6 +31,13 @@ def test_a_long_evaluation_loses_nothing_to_rounding() -> None:
     for _ in range(3):
         totals.add(Sums(torch.tensor(1.0), 1, {}))
     assert totals.means(Backend("cpu")) == pytest.approx({"count": 4, "loss": (2**24 + 3) / 4}, rel=1e-15)
+
+
+def test_a_count_of_zero_is_no_divergence() -> None:
+    totals = Totals()
+    totals.add(Sums(torch.tensor(6.0), 0, {}))
+    with pytest.raises(ToolkitError, match=r"no target was counted: Sums\.count is 0; count samples"):
+        totals.means(Backend("cpu"))
 
 
 class Holding(torch.autograd.Function):
@@ -78,6 +86,26 @@ def test_what_a_task_should_not_return_is_one_line(sums: Any, fault: str, monkey
         trained(job)
     with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {fault}"):
         trace_memory(config, plan_of(CPU_TRIAL), data, hardware=CPU)
+
+
+@pytest.mark.parametrize(
+    ("function", "returned", "fault"),
+    [
+        ("evaluation", None, "evaluation returns NoneType, not Sums; return Sums"),
+        ("evaluation", torch.ones(()), "evaluation returns Tensor, not Sums"),
+        ("report", None, "report returns NoneType, not a dict of numbers"),
+        ("report", {"loss": torch.ones(())}, "report returns Tensor, not a dict of numbers"),
+        ("report", [1.0], "report returns list, not a dict of numbers"),
+    ],
+)
+def test_what_an_evaluation_should_not_return_is_one_line(
+    function: str, returned: Any, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config("lenet5")
+    job = small_job(config, small_plan(8), random_data(config, shape=(1, 28, 28), train_size=16))
+    monkeypatch.setattr(type(job.task), function, lambda *_: returned)
+    with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {fault}"):
+        evaluate(job)
 
 
 def test_only_a_padded_vocabulary_has_more_classes_than_labels() -> None:
