@@ -113,13 +113,10 @@ def load(
 
     Raises CheckpointError if the requested checkpoint is damaged or cannot be read.
     """
-    try:
-        found = _checkpoints(directory)
-        candidates = {step: found[step] for step in _candidates(directory, which, found)}
-    except OSError as error:
-        raise CheckpointError(f"cannot read {directory}", why=error.strerror or str(error)) from error
-    if ranks is not None:  # what another rank sees of a shared directory may be older
-        candidates = ranks.broadcast(candidates)
+    if ranks is None:
+        candidates = _candidates(directory, which)
+    else:  # what another rank sees of a shared directory may be older, or an error of its own
+        candidates = ranks.broadcast(_candidates(directory, which) if ranks.rank == 0 else None)
     for step, path in candidates.items():
         try:
             return step, _read(path, step=step, map_location=map_location, ranks=ranks)
@@ -327,19 +324,23 @@ def _checkpoints(directory: Path) -> dict[int, Path]:
     return found
 
 
-def _candidates(directory: Path, which: Which, found: Mapping[int, Path]) -> list[int]:
-    """Return the steps to try, in order."""
-    if which == "latest":
-        return sorted(found, reverse=True)
-    step = best_step(directory) if which == "best" else which
-    if step is None and (directory / "best").exists():
-        raise CheckpointError(f"{directory / 'best'} does not name a checkpoint", todo="use the latest one")
+def _candidates(directory: Path, which: Which) -> dict[int, Path]:
+    """Return step -> directory of the checkpoints to try, in order. Raises CheckpointError."""
+    try:
+        found = _checkpoints(directory)
+        if which == "latest":
+            return dict(sorted(found.items(), reverse=True))
+        step = best_step(directory) if which == "best" else which
+        if step is None and (directory / "best").exists():
+            raise CheckpointError(f"{directory}/best does not name a checkpoint", todo="use the latest one")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {directory}", why=error.strerror or str(error)) from error
     if step is None:
-        return []
+        return {}
     if step not in found:
         available = ", ".join(map(str, sorted(found))) or "none"
         raise CheckpointError(f"no checkpoint of step {step} in {directory}", why=f"available: {available}")
-    return [step]
+    return {step: found[step]}
 
 
 def _read(path: Path, *, step: int, map_location: str | torch.device, ranks: _Ranks | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 from pathlib import Path
@@ -82,9 +83,22 @@ def test_metadata_that_cannot_be_read_are_damage(tmp_path: Path, alone: bool) ->
 
 def test_a_rank_whose_reading_fails_takes_the_others_along(tmp_path: Path) -> None:
     save(tmp_path)
-    other = mock.Mock(rank=1, world=2, broadcast=lambda value: value, all_reduce_max=lambda _: (True,))
+    first = {1: tmp_path / "step-00000001"}  # as rank 0 lists it; nothing of this rank is sent
+    other = mock.Mock(rank=1, world=2, broadcast={None: first}.get, all_reduce_max=lambda _: (True,))
     with pytest.raises(CheckpointError, match="no valid checkpoint"):
         checkpoint.load(tmp_path, log=print, ranks=other)
+
+
+def test_a_rank_that_cannot_list_checkpoints_takes_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error before the broadcast would leave the others waiting in it."""
+    stale = mock.Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
+    monkeypatch.setattr(checkpoint, "_checkpoints", stale)
+    other = mock.Mock(rank=1, world=2, broadcast={None: {}}.get)
+    assert checkpoint.load(tmp_path, log=print, ranks=other) is None
+    with pytest.raises(CheckpointError, match="Stale file handle"):
+        checkpoint.load(tmp_path, log=print, ranks=mock.Mock(rank=0, world=2))
 
 
 def test_received_files_are_those_of_the_manifest(tmp_path: Path) -> None:
