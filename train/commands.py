@@ -288,8 +288,8 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
             if run.identity != identity(planned.request.resolved.in_effect):
                 del requested["values"]  # the identity of an older version is the hash of the stored values
             now = _environment_files(planned, stored_weight_facts(run))
+            now["plugins"] = note_changed_code(run, now["plugins"])
             log_differences(run, now={"plugins": now["plugins"]})
-            note_changed_code(run, now["plugins"])
             for name, content in (requested | now).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)

@@ -15,7 +15,7 @@ from lib.plan.placement import place
 from lib.plan.types import Hardware, Plan
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, checkpoint_step
-from lib.runs.identity import changed, stored_digests
+from lib.runs.identity import changed, stored_digests, with_former
 from lib.runs.index import objects_of, stored
 from lib.units import counted
 from train import loop
@@ -70,7 +70,7 @@ def load_latest(job: Job, checkpoints: Path) -> Progress:
     """
     todo = "remove that directory to start again"
     found = checkpoint.load(checkpoints, log=job.record.log, ranks=job.backend, todo=todo)
-    if lost := job.backend.broadcast(_lost(checkpoints)):
+    if lost := job.backend.broadcast(_lost(checkpoints) if job.backend.is_main else None):
         if found is None:
             raise CheckpointError(
                 f"no checkpoint in {checkpoints}", why=f"{lost}, the latest, is gone", todo=todo
@@ -94,12 +94,13 @@ def _lost(checkpoints: Path) -> str:
         return "" if step is None or step in checkpoint.steps(checkpoints) else name
 
 
-def note_changed_code(run: RunDir, facts: Mapping[str, Any]) -> None:
-    """Log where the code of the plug-ins of a run that is resumed is not as in its plugins.json.
+def note_changed_code(run: RunDir, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plugins.json of a run that is resumed; log where its code was other code before.
 
     facts: of the code now (`lib.nn.model_code.code_facts`).
     """
-    known = objects_of(run, "plugins")[0]["plugins"]
-    if parts := changed(stored_digests(known), stored_digests(facts)):
-        what = f"NOTE: the code of its {parts} has changed since the run began"
+    found = with_former(facts, objects_of(run, "plugins")[0]["plugins"])
+    if parts := changed(stored_digests(found), stored_digests(facts)):
+        what = f"NOTE: the code of its {parts} was changed after the run began"
         log(f"{what}: its further steps train by the code of today; CONFIG_RESUME_NEVER=y begins a new run")
+    return found

@@ -20,7 +20,7 @@ from lib.devices.backend import is_out_of_memory
 from lib.devices.probe import git_state
 from lib.errors import ConfigError, ToolkitError
 from lib.kconf.values import Value
-from lib.runs.identity import folder_digest, folders_of
+from lib.runs.identity import code_digest, folders_of
 
 _MISTAKES = AttributeError, NameError, SyntaxError, ImportError  # in code, whatever it is given
 _META = re.compile(r"\bmeta\b")
@@ -47,7 +47,7 @@ def code_facts(model: str, task: str, dataset: str) -> dict[str, dict[str, Any]]
         git = dict(zip(("git_commit", "git_dirty"), git_state(base, anywhere=True), strict=True))
     facts: dict[str, dict[str, Any]] = {}
     for name, folder in folders.items():
-        facts[name] = {"folder": plugin_folders.shown(folder), "sha256": folder_digest(folder)}
+        facts[name] = {"folder": plugin_folders.shown(folder), "sha256": code_digest(folder)}
     return facts | ({"EXTERNAL": facts["EXTERNAL"] | git} if git else {})
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,14 @@ _EXCLUDED = {
     *("KEEP_BEST", "RESUME", "WEIGHTS_DIR"),
 }
 _GROUPS = ("SLURM_", "SINK_")
-_IMPORT = re.compile(r"^\s*from models\.(\w+)\.", re.MULTILINE)
+_PACKAGES = "|".join(re.escape(kind.package) for kind in plugins.KINDS)
+# Package of an import from other plug-ins' folders, or dots; then the name of a module, or names in it.
+_IMPORT = re.compile(
+    rf"^\s*(?:from|import)[ \t]+((?:{_PACKAGES})(?=[.\s])|\.\.+)\.?(\w*)"
+    r"(?:[ \t]+import[ \t]+(\([^)]*\)|[^(\n]*))?",
+    re.MULTILINE,
+)
+_ALIASED = re.compile(r"(\w+)(?:\s+as\s+\w+)?")
 # What is hashed in place of the value: which strategy trains does not matter, as for AUTO.
 _HASHED_AS: Mapping[str, Value] = {"DIST_STRATEGY": "auto"}
 # Directories of which some files are hashed, and not where they are.
@@ -238,27 +246,58 @@ def sources_of(root: Path, *models: str) -> list[Path]:
     shared += [*root.glob("Kconfig"), *(root / "models").glob("*.py")]
     own = [path for model in models for path in _sources(root / "models" / model)]
     own += _sources(base) if (base := plugin_folders.external()) else []
-    text = "".join(path.read_text(encoding="utf-8") for path in [*shared, *own] if path.suffix == ".py")
-    imported = set(_IMPORT.findall(text)) - set(models)
-    return sorted({*shared, *own, *(path for name in imported for path in _sources(root / "models" / name))})
+    return sorted({*shared, *own, *_imported([*shared, *own], _homes(root))})
 
 
 def _sources(folder: Path) -> list[Path]:
     return [path for kind in ("*.py", "Kconfig") for path in folder.rglob(kind)]
 
 
-def digest_of(files: Iterable[Path], *, root: Path) -> str:
-    """Return the SHA-256 in hexadecimal digits of `files`: their names below `root`, and their contents."""
+def _homes(root: Path) -> dict[str, list[Path]]:
+    """Return where plug-ins share code, by package: models/ of the tree at `root`, folders of EXTERNAL=."""
+    homes = {k.package: [file.parent.parent for file in k.of_external(f"{k.file}.py")] for k in plugins.KINDS}
+    homes[plugins.MODELS.package].insert(0, root / "models")
+    return homes
+
+
+def _imported(files: Iterable[Path], homes: Mapping[str, list[Path]]) -> set[Path]:
+    """Return the sources below `homes` that `files` import, directly or not: modules and whole folders."""
+    found, pending = set[Path](), {file for file in files if file.suffix == ".py"}
+    while pending:
+        text = pending.pop().read_text(encoding="utf-8", errors="replace")
+        for package, name, names in _IMPORT.findall(text):
+            for module in [name] if name else _ALIASED.findall(names):
+                for home in homes[package] if package in homes else itertools.chain(*homes.values()):
+                    files = {*_sources(home / module), *home.glob(f"{module}.py")} - found
+                    found |= files
+                    pending |= {file for file in files if file.suffix == ".py"}
+    return found
+
+
+def digest_of(files: Iterable[Path], *roots: Path) -> str:
+    """Return the SHA-256 in hexadecimal digits of `files`: their names below `roots`, and their contents."""
     digest = hashlib.sha256()
     for file in files:
-        name = file.relative_to(root) if file.is_relative_to(root) else file
-        digest.update(name.as_posix().encode() + b"\0" + file.read_bytes())
+        digest.update(_name(file, roots).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 
 
-def folder_digest(folder: Path) -> str:
-    """Return the SHA-256 in hexadecimal digits of the Python and Kconfig files in `folder`."""
-    return digest_of(sorted(_sources(folder)), root=folder)
+def _name(file: Path, roots: Sequence[Path]) -> str:
+    """Return the name of `file` below the first of `roots` that has it."""
+    return next((file.relative_to(root) for root in roots if file.is_relative_to(root)), file).as_posix()
+
+
+def code_digest(folder: Path) -> str:
+    """Return the SHA-256 in hexadecimal digits of the code of the plug-in in `folder`.
+
+    It covers the Python and Kconfig files there, and what they import from models/ and from beside them in
+    EXTERNAL=, directly or not. It does not cover lib/ and train/, whose version is the git commit of the run,
+    packages, and modules whose names only the running code knows.
+    """
+    own, homes = sorted(_sources(folder)), _homes(ROOT)
+    roots = [*itertools.chain(*homes.values())]
+    others = sorted(_imported(own, homes).difference(own), key=lambda file: (_name(file, roots), file))
+    return digest_of([*own, *others], folder, *roots)
 
 
 def folders_of(model: str, task: str, dataset: str) -> dict[str, Path]:
@@ -270,13 +309,35 @@ def folders_of(model: str, task: str, dataset: str) -> dict[str, Path]:
 @functools.cache
 def plugin_digests(model: str, task: str, dataset: str) -> Mapping[str, str]:
     """Return the SHA-256 of the code of a run's plug-ins, by their kind, when first asked for."""
-    return {kind: folder_digest(folder) for kind, folder in folders_of(model, task, dataset).items()}
+    return {kind: code_digest(folder) for kind, folder in folders_of(model, task, dataset).items()}
 
 
 def stored_digests(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return what `plugin_digests` was for a run with plugins.json `facts`; empty for an older run's."""
-    kinds = [kind.noun for kind in plugins.KINDS]
-    return {kind: facts[kind]["sha256"] for kind in kinds if "sha256" in facts.get(kind, ())}
+    """Return what `plugin_digests` was for a run with plugins.json `facts`; empty for an older run's.
+
+    Of code that was other code for some of the steps, it is all the hashes, which no digest equals.
+    """
+    known = {kind.noun: facts.get(kind.noun, {}) for kind in plugins.KINDS}
+    return {
+        kind: "+".join([*each.get("former", ()), each["sha256"]])
+        for kind, each in known.items()
+        if "sha256" in each
+    }
+
+
+def with_former(facts: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `facts` for plugins.json of a run that resumes, with the hashes of code it had before, "former".
+
+    known: its plugins.json so far.
+    """
+    found = dict(facts)
+    for kind in stored_digests(known):
+        former = [*known[kind].get("former", ()), known[kind]["sha256"]]
+        if former[-1] == facts[kind]["sha256"]:
+            former.pop()
+        if former:
+            found[kind] = {**facts[kind], "former": former}
+    return found
 
 
 def changed(known: Mapping[str, str], digests: Mapping[str, str]) -> str:

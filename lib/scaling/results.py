@@ -204,7 +204,7 @@ def code_hash(root: Path) -> str:
     """Return a hash of the code that runs depend on: without other models and without lib/scaling."""
     own = root / "lib" / "scaling"
     files = [path for path in sources_of(root, *_MODELS) if not path.is_relative_to(own)]
-    return digest_of(files, root=root)[:16]
+    return digest_of(files, root)[:16]
 
 
 def _corpus_symbols(corpus: str) -> list[str]:

@@ -14,6 +14,7 @@ from lib.errors import CheckpointError
 from lib.plan.gpus import parse_gpu
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir
+from lib.runs.identity import changed, stored_digests
 from tests.support.configs import load_hardware
 from tests.support.tokens import small_lm_config
 from tests.support.training import small_plan
@@ -52,7 +53,7 @@ def test_a_latest_checkpoint_that_was_removed_is_reported(
     """As a damaged one: by the one before it, and an error without one."""
     logged: list[str] = []
     alone = SimpleNamespace(
-        rank=0, world=1, broadcast=lambda value: value, all_reduce_max=lambda values: values
+        rank=0, world=1, is_main=True, broadcast=lambda value: value, all_reduce_max=lambda values: values
     )
     job: Any = SimpleNamespace(record=SimpleNamespace(log=logged.append), backend=alone, carry=None)
     monkeypatch.setattr(resume.loop, "load_state_dict", lambda _, state: Progress(step=state["step"]))
@@ -68,6 +69,15 @@ def test_a_latest_checkpoint_that_was_removed_is_reported(
         load_latest(job, tmp_path)
 
 
+def test_only_rank_0_looks_for_the_latest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of another one before the broadcast would leave the others waiting in it."""
+    monkeypatch.setattr(resume, "_lost", lambda _: pytest.fail("its result would not count"))
+    monkeypatch.setattr(resume.checkpoint, "load", lambda *_, **__: None)
+    backend = SimpleNamespace(rank=1, is_main=False, broadcast={None: ""}.get)
+    job: Any = SimpleNamespace(record=SimpleNamespace(log=print), backend=backend, carry=None)
+    assert load_latest(job, tmp_path).step == 0
+
+
 def test_a_machine_is_the_same_however_much_of_it_is_free() -> None:
     one, four = load_hardware("rtx3090"), load_hardware("h100-80g-70g-free-x4")
     devices = tuple(dataclasses.replace(device, free_bytes=10**9) for device in one.devices)
@@ -77,10 +87,23 @@ def test_a_machine_is_the_same_however_much_of_it_is_free() -> None:
     assert not same_machine(one, dataclasses.replace(one, cpu_name="another"))
 
 
-def test_a_run_that_resumes_with_other_code_says_which(capsys: pytest.CaptureFixture[str]) -> None:
-    known = {"folder": "models/own", "sha256": "a"}
-    run = cast(RunDir, SimpleNamespace(read_json=lambda _: {"model": known, "task": known}))
-    resume.note_changed_code(run, {"model": known, "task": known})
-    assert not capsys.readouterr().out
-    resume.note_changed_code(run, {"model": known | {"sha256": "b"}, "task": known})
-    assert capsys.readouterr().out.startswith("NOTE: the code of its model has changed since the run began:")
+def test_a_run_that_resumes_with_other_code_says_which_and_keeps_what_it_had(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def code(digest: str) -> dict[str, Any]:
+        return {"model": {"folder": "models/own", "sha256": digest}, "task": {"folder": "t", "sha256": "x"}}
+
+    kept = code("a")
+    for digest, former in (("a", []), ("b", ["a"]), ("b", ["a"]), ("a", ["a", "b"]), ("a", ["a", "b"])):
+        run = cast(RunDir, SimpleNamespace(read_json=lambda _, kept=kept: kept))
+        kept = resume.note_changed_code(run, code(digest))
+        assert kept["model"].pop("former", []) == former and kept == code(digest)
+        if former:
+            kept["model"]["former"] = former
+            note = "NOTE: the code of its model was changed after the run began: its further steps train by"
+            assert capsys.readouterr().out.startswith(note)
+            for single in "ab":
+                assert changed(stored_digests(kept), stored_digests(code(single))) == "model"
+        assert not capsys.readouterr().out
+    run = cast(RunDir, SimpleNamespace(read_json=lambda _: {}))
+    assert resume.note_changed_code(run, code("b")) == code("b"), "of an older version"

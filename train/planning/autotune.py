@@ -257,7 +257,7 @@ def _store(target: ProbeTarget, probed: Probed) -> None:
 
 def digest_of_sources(root: Path, model: str) -> str:
     """Digest of all sources that a step of `model` may run."""
-    return digest_of(sources_of(root, model), root=root)
+    return digest_of(sources_of(root, model), root)
 
 
 def cache_file() -> Path:

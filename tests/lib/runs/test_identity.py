@@ -11,17 +11,23 @@ from typing import Any
 
 import pytest
 
-from lib import kconf
+from lib import kconf, plugin_folders
+from lib.nn.model_code import code_facts
 from lib.runs import identity as run_identity
 from lib.runs import weight_files
 from lib.runs.directory import RunDir
 from lib.runs.identity import (
+    code_digest,
+    digest_of,
     former_identity,
     has_former_identity,
     identity,
     initial_digest,
     is_identity,
+    plugin_digests,
     source_of_base,
+    sources_of,
+    stored_digests,
     stored_weight_facts,
     trains,
     weight_facts,
@@ -337,3 +343,61 @@ def test_where_weights_were_fetched_is_kept_and_handed_on(tmp_path: Path) -> Non
     assert stored_weight_facts(run) == facts and source_of_base(run) == source
     run.write("values", {"INITIAL_WEIGHTS": ""})
     assert source_of_base(run) is None, "of the tokenizer alone, say"
+
+
+SHARED = {
+    "models/resnet18/model.py": "from models.resnet import ResNet\n",
+    "models/resnet.py": "import torch\nimport models.layers.norm\n",
+    "models/layers/norm.py": "",
+    "models/lenet5/model.py": "import torch  # as models.resnet does\n",
+}
+EXTERNAL = {
+    "models/own/model.py": "from models.common import (\n    first,\n)\nfrom models.resnet import ResNet\n",
+    "models/common.py": "from models import other as another, none\n",
+    "models/other/model.py": "from .. import last\n",
+    "models/last.py": "",
+    "data/table/data.py": "from ..read import rows\n",
+    "data/read.py": "",
+    "data/common.py": "",  # of no model
+}
+
+
+def test_the_code_of_a_plug_in_has_what_it_imports_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "lab"
+    for folder, files in ((tmp_path / "tree", SHARED), (base, EXTERNAL)):
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    monkeypatch.setattr(run_identity, "ROOT", tmp_path / "tree")
+    plain, resnet = (tmp_path / "tree" / "models" / name for name in ("lenet5", "resnet18"))
+
+    def uses(plugin: Path, *files: Path) -> list[bool]:
+        """Say of each of `files` whether a change of it changes the digest."""
+        found = []
+        for file in files:
+            before, text = code_digest(plugin), file.read_text()
+            file.write_text(f"{text}# changed\n")
+            found.append(code_digest(plugin) != before)
+            file.write_text(text)
+        return found
+
+    tree = [tmp_path / "tree" / name for name in SHARED]
+    assert uses(resnet, *tree) == [True, True, True, False]
+    assert uses(plain, *tree) == [False, False, False, True]
+    assert code_digest(plain) == digest_of([plain / "model.py"], plain), "as before others counted"
+    assert {tree[1], tree[2]} <= set(sources_of(tmp_path / "tree", "resnet18"))
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(base))
+    own = [base / name for name in EXTERNAL]
+    assert uses(base / "models" / "own", *own, tree[1]) == [True] * 4 + [False] * 3 + [True]
+    assert uses(base / "data" / "table", *own) == [False] * 4 + [True] * 2 + [False]
+    before = code_digest(base / "models" / "own")
+    base.rename(tmp_path / "a lab")
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(tmp_path / "a lab"))
+    assert code_digest(tmp_path / "a lab" / "models" / "own") == before, "wherever it is"
+
+
+def test_a_run_stores_the_digests_that_sweeps_compare() -> None:
+    chosen = "resnet18", "classify", "cifar10"
+    assert stored_digests(code_facts(*chosen)) == plugin_digests(*chosen)
