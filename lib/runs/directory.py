@@ -169,7 +169,7 @@ class RunDir:
             if lost and _entries(RunDir(path).checkpoints):
                 log(f"{path} is not resumed: its file config is missing. Restore it, or remove the directory")
         same = [run for run in _runs(runs / model) if is_same(run)]
-        for run in sorted(same, key=_age, reverse=True):
+        for run in sorted(same, key=age, reverse=True):
             if not run._try_lock():
                 log(f"{run.path} has the same configuration and is in use by process {run.status().pid}")
             elif run.status().state != "done":
@@ -313,7 +313,7 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
     if name and (Path(name) / "config").is_file():
         found, wanted = [RunDir(Path(name))], ""
     else:
-        found = sorted((run for model in _entries(runs) for run in _runs(model)), key=_age, reverse=True)
+        found = sorted((run for model in _entries(runs) for run in _runs(model)), key=age, reverse=True)
         wanted = name.rstrip("/") or name
     missing = f"the directory {name} has no file called config" if name and Path(name).is_dir() else ""
     if not found:
@@ -352,7 +352,7 @@ def _entries(directory: Path) -> list[Path]:
         return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
-def _age(run: RunDir) -> tuple[str, int, int]:
+def age(run: RunDir) -> tuple[str, int, int]:
     """Sort key from old to new: by name; of runs created in the same second, the later suffix is newer."""
     match = _NAME.fullmatch(run.name)
     assert match, run.name

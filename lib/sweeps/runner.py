@@ -26,7 +26,7 @@ from lib.runs.identity import changed, has_former_identity, identity, plugin_dig
 from lib.runs.index import objects_of, read_runs
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.experiment import Experiment, Setting
-from lib.sweeps.subprocess_run import Children, finished_run
+from lib.sweeps.subprocess_run import Children, runs_of
 from lib.units import counted
 
 RESULT = "result.json"
@@ -151,6 +151,8 @@ def train_all(
     later: number of runs that follow these, for the remaining time that is logged after each run.
     Raises Suspended after a signal: finished runs are kept, and the same command resumes the stopped ones.
     """
+    for run in runs:
+        _ = run.code  # hashed now, once: results are compared with the code that the command began with
     missing = {run.identity: run.point for run in runs if known_result(run, out) is None}
     with Children() as children:
 
@@ -198,20 +200,25 @@ def _result(
     if (known := known_result(run, out)) is not None:
         log(f"{name}: already there")
         return known
-    if (former := _stored_result(run, out)) is not None:
-        log(f"{name}: trained again, as the code of its {changed(former.code, run.code)} has changed")
     try:
-        finished = finished_run(place, run.resolved)
+        there = runs_of(place, run.resolved)
     except ToolkitError as error:
         log(f"{name}: {error}")
         return _outcome(run, None, reason=str(error))  # temporary, so it is not written
-    file = place / RESULT
-    if finished is not None and not (file.exists() or changed(_code_of(finished), run.code)):
-        # An existing file reports a failure, or a result of other code.
-        log(f"{name}: done; the sweep that started it had ended")
-        return _written(file, _outcome(run, finished))
+    file, former = place / RESULT, _stored_result(run, out)
+    if former is not None or not file.exists():  # else it reports a failure
+        done = (each for each in there if each.status().state == "done" and not _changed(each, run))
+        if (finished := next(done, None)) is not None:
+            log(f"{name}: done; the sweep that started it had ended")
+            return _written(file, _outcome(run, finished))
+    if former is not None:
+        log(f"{name}: trained again, as the code of its {changed(former.code, run.code)} has changed")
+    text, begun = run.resolved.text, next((each for each in there if each.status().state != "done"), None)
+    if begun is not None and (parts := _changed(begun, run)):
+        log(f"{name}: {begun.path} is not resumed, as the code of its {parts} has changed")
+        text = kconf.load_written(text, root=root, overrides={"CONFIG_RESUME_NEVER": "y"}).text
     file.unlink(missing_ok=True)
-    child = children.train(place, run.resolved.text, root=root)
+    child = children.train(place, text, root=root)
     if child.stopped:
         if child.reason:
             log(f"{name}: {child.reason}")
@@ -219,6 +226,9 @@ def _result(
     cost = {"seconds_cpu": child.seconds_cpu, "peak_memory_mb": child.peak_memory_mb}
     result = _written(file, _outcome(run, child.run, reason=child.reason, **cost))
     log(f"{name}: {child.reason or 'done'}, {child.seconds_cpu:.0f} CPU seconds")
+    if parts := changed(result.code, run.code):
+        what = f"{name}: warning: the code of its {parts} is not the one that this command began with"
+        log(f"{what}; give the same command again, to compare runs of the same code")
     if not child.reason and (line := concurrency.record_peak(child.peak_memory_mb * 1e6)):
         log(line)
     return result
@@ -238,6 +248,11 @@ def _outcome(run: Run, trained: RunDir | None, *, reason: str = "", **cost: floa
 
 def _code_of(run: RunDir) -> dict[str, str]:
     return stored_digests(objects_of(run, "plugins")[0]["plugins"])
+
+
+def _changed(trained: RunDir, run: Run) -> str:
+    """Name the kinds of plug-ins whose code is not that by which `trained` was trained; "" if none."""
+    return changed(_code_of(trained), run.code)
 
 
 def _written(file: Path, result: Result) -> Result:
@@ -275,7 +290,7 @@ def adopt(runs: Sequence[Run], *, out: Path, folder: Path, log: Log) -> None:
         place = run_folder(run, out)
         if place.resolve() in (folder / row.run).resolve().parents:
             continue
-        if parts := changed(_code_of(RunDir(folder / row.run)), run.code):
+        if parts := _changed(RunDir(folder / row.run), run):
             unused.add(f"{row.run}: not used, as the code of its {parts} has changed")
             continue
         place.mkdir(parents=True, exist_ok=True)

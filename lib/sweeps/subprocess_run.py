@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 from lib import atomic
 from lib.errors import Suspended, ToolkitError, error_in, signal_name
 from lib.kconf import Resolved
-from lib.runs.directory import RunDir
+from lib.runs.directory import RunDir, age, is_run_name
 from lib.runs.identity import trains
 
 _KIBIBYTES_PER_MEGABYTE = 1e6 / 1024
@@ -43,17 +43,15 @@ class ChildRun:
     peak_memory_mb: float
 
 
-def finished_run(place: Path, resolved: Resolved) -> RunDir | None:
-    """Return the finished run of `resolved` under `place`, whose sweep ended before it; None without one.
+def runs_of(place: Path, resolved: Resolved) -> list[RunDir]:
+    """Return the runs of `resolved` under `place`, newest first: the first unfinished one would resume.
 
     Raises ToolkitError where a process that outlived its sweep still trains there.
     """
-    for run in _runs(place):
+    for run in (found := _runs(place)):
         run.lock()
         run.release()
-        if trains(run, resolved) and run.status().state == "done":
-            return run
-    return None
+    return [run for run in found if trains(run, resolved)]
 
 
 class Children:
@@ -97,7 +95,7 @@ class Children:
         """
         place.mkdir(parents=True, exist_ok=True)
         atomic.write_text(place / "config", configuration)
-        log = place / "output.txt"
+        log, before = place / "output.txt", {run.path for run in _runs(place) if run.status().state == "done"}
         before_bytes = log.stat().st_size if log.exists() else 0
         with self._lock:
             process = None if self.stopped_by else _start(place, log, root=root, threads=threads)
@@ -112,15 +110,18 @@ class Children:
         interrupted = status == 128 + signal.SIGINT or -status in _SIGNALS
         if status in (Suspended.exit_code, 128 + signal.SIGINT) and not self.stopped_by:
             self._stop("a signal to one of the runs")
-        if self.stopped_by and interrupted and any(r.status().state == "done" for r in _runs(place)):
+        done = [run for run in _runs(place) if run.path not in before and run.status().state == "done"]
+        if self.stopped_by and interrupted and done:
             status = 0  # the signal met it after training, when it was about to end
         reason = _reason(status, log, before_bytes=before_bytes) if status else ""
         if self.stopped_by and status and interrupted:
             reason = "stopped before it could save"
         elif status == Suspended.exit_code:  # without the hint how to resume a single run
             reason = reason.partition(": ")[2].partition(";")[0]
+        if not (status or done):
+            raise ToolkitError(f"{place} holds no run that has just finished")
         return ChildRun(
-            run=None if status else _done(place),
+            run=None if status else done[0],
             reason=reason,
             stopped=bool(status and self.stopped_by),
             seconds_cpu=round(usage.ru_utime + usage.ru_stime, 2),
@@ -162,14 +163,9 @@ def _start(place: Path, log: Path, *, root: Path, threads: int | None) -> subpro
 
 
 def _runs(place: Path) -> list[RunDir]:
-    return [RunDir.open(path.parent) for path in sorted(place.glob("*/*/config"))]
-
-
-def _done(place: Path) -> RunDir:
-    for run in _runs(place):
-        if run.status().state == "done":
-            return run
-    raise ToolkitError(f"{place} holds no finished run")
+    """Return the runs under `place`, newest first, but for those that were renamed."""
+    found = (RunDir(path.parent) for path in place.glob("*/*/config") if is_run_name(path.parent.name))
+    return sorted(found, key=age, reverse=True)
 
 
 def _reason(status: int, log: Path, *, before_bytes: int) -> str:

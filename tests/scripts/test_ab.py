@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from lib.runs.directory import RunDir
 from lib.sweeps import paired_comparison
 from lib.sweeps.paired_comparison import parse_looks, report
 from lib.sweeps.runner import RESULT as RESULT_FILE
-from lib.sweeps.runner import Result, Run, run_folder
+from lib.sweeps.runner import Result, Run, run_folder, train_all
 from lib.sweeps.verdict import judge
 from scripts import ab
+from tests.support.quick_children import QuickChildren
 
 TINY = "lenet5+tiny"
 
@@ -68,7 +69,11 @@ class FakeTraining:
 
 
 def run_ab(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: FakeTraining, *more: str, swapped: bool = False
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    training: Callable[..., list[Result]],
+    *more: str,
+    swapped: bool = False,
 ) -> None:
     monkeypatch.setattr(paired_comparison, "train_all", training)
     a, b = (f"{TINY}+slow", TINY) if swapped else (TINY, f"{TINY}+slow")
@@ -299,3 +304,14 @@ def test_a_metric_that_an_earlier_run_does_not_report_is_refused_before_training
         run_ab(tmp_path, monkeypatch, training, "--seeds=3", "--metric=f1")
     assert training.trained == []
     run_ab(tmp_path, monkeypatch, training, "--seeds=3", "--metric=accuracy")
+
+
+@pytest.mark.slow
+def test_a_comparison_ends_after_a_change_of_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    children = QuickChildren(tmp_path / "program", monkeypatch)
+    for code, trained in (("one", 4), ("two", 8), ("two", 8)):
+        children.edit(code)
+        run_ab(tmp_path, monkeypatch, train_all, "--seeds=2")
+        assert "after 2 pairs: " in capsys.readouterr().out and len(children.trained) == trained

@@ -19,6 +19,7 @@ from lib.sweeps.points import table
 from lib.sweeps.runner import known_result, resolved_runs, time_left, train_all, write_results
 from lib.sweeps.subprocess_run import Children, ChildRun
 from tests.lib.sweeps.test_experiment import AXES, study, written
+from tests.support.quick_children import QuickChildren
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted((ROOT / "defconfigs" / "sweeps").glob("*.yaml"))
@@ -212,6 +213,88 @@ def test_a_result_by_other_code_is_not_taken_for_that_of_todays(
     results()
     assert len(trained) == 4
     assert sum(line.endswith("trained again, as the code of its model has changed") for line in logged) == 2
+
+
+def train_again(runs: list[runner.Run], out: Path) -> tuple[list[runner.Result], str]:
+    logged = list[str]()
+    return train_all(
+        runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append
+    ), "\n".join(logged)
+
+
+@pytest.mark.slow
+def test_after_a_change_of_code_each_run_is_trained_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, out = resolved_runs(study(tmp_path, "seeds: 1"), root=ROOT), tmp_path / "out"
+    children = QuickChildren(tmp_path / "program", monkeypatch)
+    found = []
+    for code in ("one", "one", "two", "two", "one", "one"):
+        children.edit(code)
+        ((result,), logged) = train_again(runs, out)
+        assert result.code["model"] == code and result == known_result(runs[0], out)
+        found.append((result.metrics["accuracy"], logged.split(": ", 1)[1].split(",")[0].split("\n")[0]))
+    assert found == [
+        (1, "done"),
+        (1, "already there"),
+        (2, "trained again"),
+        (2, "already there"),
+        (1, "done; the sweep that started it had ended"),
+        (1, "already there"),
+    ]
+    assert len(children.trained) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "resumes"),
+    [
+        ({"sha256": "today's"}, True),
+        ({"sha256": "older"}, False),
+        ({"sha256": "today's", "former": ["x"]}, False),
+    ],
+)
+def test_a_run_that_began_with_other_code_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: dict[str, Any], resumes: bool
+) -> None:
+    (run,), out = resolved_runs(study(tmp_path, "seeds: 1"), root=ROOT), tmp_path / "out"
+    files = {"config": "", "values": {}, "plugins": {"model": code}}
+    begun = RunDir.create(out / run.identity, model="lenet5", identity=run.identity, files=files)
+    begun.set_status("preempted", step=3)
+    begun.release()
+    children = QuickChildren(tmp_path / "program", monkeypatch)
+    children.edit("today's")
+    (result,), logged = train_again([run], out)
+    assert known_result(run, out) == result and "warning" not in logged
+    assert (children.trained == [begun.name]) == resumes
+    assert (f"{begun.path} is not resumed, as the code of its model has changed" in logged) != resumes
+    assert train_again([run], out)[0] == [result] and len(children.trained) == 1
+
+
+def test_code_that_is_edited_while_a_sweep_runs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, out = resolved_runs(study(tmp_path, "seeds: 2"), root=ROOT), tmp_path / "out"
+    children = QuickChildren(tmp_path / "program", monkeypatch)
+    children.edit("new")
+    children.edit("newer", seen=False)
+    _, logged = train_again(runs[:1], out)
+    warning = "warning: the code of its model is not the one that this command began with; give the same"
+    assert logged.count(warning) == 1 and known_result(runs[0], out) is None
+    children.edit("newer")
+    (first, second), logged = train_again(runs, out)
+    assert "warning" not in logged and len(children.trained) == 2
+    assert first.code == second.code == runs[0].code
+
+
+def test_the_code_is_hashed_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[str]
+) -> None:
+    runs, seen = resolved_runs(study(tmp_path, "seeds: 2"), root=ROOT), list[int]()
+    digests = plugin_digests("lenet5", "classify", "digits")
+    monkeypatch.setattr(runner, "plugin_digests", lambda *_: seen.append(len(trained)) or digests)
+    train_again(runs, tmp_path / "out")
+    assert seen[:2] == [0, 0], "of each run"
 
 
 def test_a_run_that_outlived_its_sweep_is_not_trained_twice(tmp_path: Path, trained: list[str]) -> None:

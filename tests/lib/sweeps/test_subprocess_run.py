@@ -41,7 +41,8 @@ elif todo == "dies":
     print("  12 % of 5 steps", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 else:
-    run = place / "m" / "20260101T000000Z-00000000"
+    number = len(list(place.glob("m/*"))) + 1
+    run = place / "m" / f"20260101T00000{number}Z-00000000"
     run.mkdir(parents=True)
     (run / "config").touch()
     (run / "status.json").write_text(json.dumps({"state": "done"}))
@@ -120,6 +121,15 @@ def test_a_signal_before_and_after_training_is_no_failure(root: Path) -> None:
     assert done.run is not None and not done.reason and not done.stopped, "its result counts"
     assert begun.run is None and begun.stopped
     assert begun.reason == "stopped before it could save"
+
+
+def test_what_was_done_before_is_no_outcome(root: Path) -> None:
+    """Neither where training begins again, nor where it is stopped."""
+    for number in (1, 2):
+        _, (done,) = trained(root, "")
+        assert done.run is not None and done.run.name.startswith(f"20260101T00000{number}Z")
+    _, (begun,) = trained(root, "is interrupted")
+    assert begun.run is None and begun.stopped and begun.reason == "stopped before it could save"
 
 
 def test_a_run_that_somebody_else_stopped_stops_them_all(root: Path) -> None:
