@@ -358,7 +358,6 @@ EXTERNAL = {
     "models/last.py": "",
     "data/table/data.py": "from ..read import rows\n",
     "data/read.py": "",
-    "data/common.py": "",  # of no model
 }
 
 
@@ -373,8 +372,7 @@ def test_the_code_of_a_plug_in_has_what_it_imports_from_others(
     monkeypatch.setattr(run_identity, "ROOT", tmp_path / "tree")
     plain, resnet = (tmp_path / "tree" / "models" / name for name in ("lenet5", "resnet18"))
 
-    def uses(plugin: Path, *files: Path) -> list[bool]:
-        """Say of each of `files` whether a change of it changes the digest."""
+    def is_changed_by(plugin: Path, *files: Path) -> list[bool]:
         found = []
         for file in files:
             before, text = code_digest(plugin), file.read_text()
@@ -384,14 +382,14 @@ def test_the_code_of_a_plug_in_has_what_it_imports_from_others(
         return found
 
     tree = [tmp_path / "tree" / name for name in SHARED]
-    assert uses(resnet, *tree) == [True, True, True, False]
-    assert uses(plain, *tree) == [False, False, False, True]
+    assert is_changed_by(resnet, *tree) == [True, True, True, False]
+    assert is_changed_by(plain, *tree) == [False, False, False, True]
     assert code_digest(plain) == digest_of([plain / "model.py"], plain), "as before others counted"
     assert {tree[1], tree[2]} <= set(sources_of(tmp_path / "tree", "resnet18"))
     monkeypatch.setenv(plugin_folders.EXTERNAL, str(base))
     own = [base / name for name in EXTERNAL]
-    assert uses(base / "models" / "own", *own, tree[1]) == [True] * 4 + [False] * 3 + [True]
-    assert uses(base / "data" / "table", *own) == [False] * 4 + [True] * 2 + [False]
+    assert is_changed_by(base / "models" / "own", *own, tree[1]) == [True] * 4 + [False] * 2 + [True]
+    assert is_changed_by(base / "data" / "table", *own) == [False] * 4 + [True] * 2
     before = code_digest(base / "models" / "own")
     base.rename(tmp_path / "a lab")
     monkeypatch.setenv(plugin_folders.EXTERNAL, str(tmp_path / "a lab"))
@@ -399,5 +397,4 @@ def test_the_code_of_a_plug_in_has_what_it_imports_from_others(
 
 
 def test_a_run_stores_the_digests_that_sweeps_compare() -> None:
-    chosen = "resnet18", "classify", "cifar10"
-    assert stored_digests(code_facts(*chosen)) == plugin_digests(*chosen)
+    assert stored_digests(code_facts(*(c := ("resnet18", "classify", "cifar10")))) == plugin_digests(*c)
