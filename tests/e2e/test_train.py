@@ -238,9 +238,13 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(tmp_path: P
         (run.path / "log.txt").write_text("")
         return process.communicate()[0]
 
+    code = run.read_json("plugins")
+    run.write("plugins", code | {"model": {"sha256": "other code"}})
     output = resumed("plan", {"micro_batch": 16, "accumulation": 4, "last_micro_batch": 16})
     assert "made for this machine" in output and "Hyperparams" not in output
     assert run.read_json("plan")["micro_batch"] == 16
+    assert "NOTE: the code of its model was changed after the run began" in output
+    assert run.read_json("plugins") == code | {"model": code["model"] | {"former": ["other code"]}}
     devices = run.read_json("hardware")["devices"]
     for changes in (
         {"cpu_name": "another"},
