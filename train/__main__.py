@@ -28,9 +28,9 @@ def main() -> int:
     except Exception as error:
         from lib.nn.model_code import fault_of_plugin  # imports torch
 
-        if (fault := fault_of_plugin(error)) is None:
-            raise
-        raise fault from error
+        if (fault := fault_of_plugin(error)) is not None:
+            raise fault from error
+        raise
 
 
 def _command() -> int:

@@ -28,7 +28,6 @@ from lib.plugins import MODELS
 from train.job import warm_up_text
 from train.tasks.base import (
     Prepared,
-    check_figures,
     check_options,
     image_operations,
     load_task,
@@ -358,7 +357,10 @@ def check_task(config: Config, dataset: Dataset) -> None:
     check_options(config)
     if preparation_of(config) is None:
         make_task(config, spec)
-    check_figures(config, dataset)
+    if config.evaluation.metrics or config.evaluation.best_metric:
+        from train.tasks.metrics import check_figures  # few runs ask for any
+
+        check_figures(config, dataset)
     image_operations(config, spec)
 
 

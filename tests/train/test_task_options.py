@@ -13,7 +13,7 @@ from lib.config import config_from_values
 from lib.data.inputs import unlabelled
 from lib.data.types import Dataset, ImageSpec
 from lib.errors import ConfigError
-from train.tasks.base import check_figures
+from train.tasks.metrics import check_figures
 from train.training_data import open_to_train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,9 @@ from torch import Tensor
 from lib.config import Config
 from lib.data.augment import Operation
 from lib.data.loader import Batch
-from lib.data.types import Dataset, Part, Spec
+from lib.data.types import Part, Spec
 from lib.devices.base import Backend, send
-from lib.errors import ConfigError, ToolkitError, meant
+from lib.errors import ConfigError, ToolkitError
 from lib.nn.model_code import ModelCode, TaskCode, load_model
 from lib.plan.types import ITERATED, WITHOUT_DOUBLE, Branch, Plan
 from lib.plugins import MODELS, TASKS
@@ -310,26 +310,6 @@ def figures_of(config: Config, spec: Spec) -> Figures:
 def requested_metrics(config: Config) -> tuple[str, ...]:
     """Return the names in CONFIG_METRICS."""
     return tuple(dict.fromkeys(config.evaluation.metrics.replace(",", " ").split()))
-
-
-def check_figures(config: Config, dataset: Dataset) -> None:
-    """Raise ConfigError for a metric that the task does not report, or that cannot be had of `dataset`."""
-    known = figures_of(config, dataset.spec)
-    metrics, best = requested_metrics(config), config.evaluation.best_metric
-    reported = (*known.always, *metrics)
-    for symbol, name, names in (
-        *(("METRICS", name, known.requested) for name in metrics),
-        *(("BEST_METRIC", name, reported) for name in (best,) if name),
-    ):
-        if name not in names:
-            add = f"name it in CONFIG_METRICS, too: {','.join((*metrics, name))}"
-            none = "leave it empty: there are none"
-            todo = add if name in known.requested else meant(name, names) if names else none
-            raise ConfigError(f"CONFIG_{symbol}: {config.task} does not report {name!r}", todo=todo)
-    if by_rows := [name for name in metrics if name in known.by_rows]:
-        from train.tasks.metrics import check_rows  # few runs have any
-
-        check_rows(by_rows, dataset.test, most=config.evaluation.eval_rows_max)
 
 
 def check_options(config: Config) -> None:

@@ -13,17 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lib.config import Config
 from lib.data.loader import Batch
-from lib.data.types import ArrayPart, Part
-from lib.errors import ConfigError
-from train.tasks.base import Sums
+from lib.data.types import ArrayPart, Dataset, Part
+from lib.errors import ConfigError, meant
+from train.tasks.base import Sums, figures_of, requested_metrics
 
 BINS = 15  # of confidence
 TOP = 5
 _COUNTS, _TOP, _GAPS = "label_counts", "top5_accuracy", "confidence_gaps"
 
 
-def check_rows(names: Collection[str], part: Part, *, most: int) -> None:
+def check_figures(config: Config, dataset: Dataset) -> None:
+    """Raise ConfigError for a metric that the task does not report, or that cannot be had of `dataset`."""
+    known = figures_of(config, dataset.spec)
+    metrics, best = requested_metrics(config), config.evaluation.best_metric
+    reported = (*known.always, *metrics)
+    for symbol, name, names in (
+        *(("METRICS", name, known.requested) for name in metrics),
+        *(("BEST_METRIC", name, reported) for name in (best,) if name),
+    ):
+        if name not in names:
+            add = f"name it in CONFIG_METRICS, too: {','.join((*metrics, name))}"
+            none = "leave it empty: there are none"
+            todo = add if name in known.requested else meant(name, names) if names else none
+            raise ConfigError(f"CONFIG_{symbol}: {config.task} does not report {name!r}", todo=todo)
+    if by_rows := [name for name in metrics if name in known.by_rows]:
+        _check_rows(by_rows, dataset.test, most=config.evaluation.eval_rows_max)
+
+
+def _check_rows(names: Collection[str], part: Part, *, most: int) -> None:
     """Raise ConfigError where metrics `names` by rows cannot be had of an evaluation `part`.
 
     most: CONFIG_EVAL_ROWS_MAX.

@@ -179,33 +179,13 @@ def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str = "", new
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        (
-            TRAINING,
-            f"        raise ValueError('boom')\n{TRAINING}",
-            r"mine/task\.py:\d+: ValueError: boom$",
-        ),
-        (
-            TRAINING,
-            f"        logits_NK += logits_NK[:, :7]\n{TRAINING}",
-            r"\.py:\d+: RuntimeError: ",
-        ),
-        (
-            "    return Mine",
-            "    Mine",
-            "task.py: build returns NoneType, not a Task; return",
-        ),
+        (TRAINING, f"        raise ValueError('boom')\n{TRAINING}", r"mine/task\.py:\d+: ValueError: boom$"),
+        (TRAINING, f"        logits_NK += logits_NK[:, :7]\n{TRAINING}", r"\.py:\d+: RuntimeError: "),
+        ("    return Mine", "    Mine", "task.py: build returns NoneType, not a Task; return"),
+        ("    return Mine", "    return Mine  #", "task.py: build returns the class Mine, not a Task; ret"),
         ("    return Mine", "    raise KeyError(3)\n    return Mine", r"task\.py:\d+: KeyError: 3$"),
-        (
-            "    return Mine",
-            "    return Mine  #",
-            "task.py: build returns the class Mine, not a Task; return",
-        ),
         ("def build(", "def build(extra, ", r"task\.py: TypeError: build\(\) missing 1 required"),
-        (
-            "\nSELECTS = ",
-            "\nDATA = None\nSELECTS = ",
-            "task.py: DATA is None; write a description and specs",
-        ),
+        ("\nSELECTS = ", "\nDATA = None\nSELECTS = ", "task.py: DATA is None; write a description and sp"),
     ],
 )
 def test_a_task_that_is_wrong_is_named_and_not_its_model(
