@@ -21,7 +21,8 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lib.data.cache import cached_folder, content_of, fingerprint
-from lib.data.datasets.files import DataLocation, describe_images, file_in_place_of, naming_note
+from lib.data.datasets.class_names import naming_note
+from lib.data.datasets.files import DataLocation, describe_images, file_in_place_of
 from lib.data.datasets.image_folder.image_files import (
     LAYOUTS,
     PARTS,

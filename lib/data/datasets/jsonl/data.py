@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.files import DataLocation, naming_note
+from lib.data.datasets.class_names import naming_note
+from lib.data.datasets.files import DataLocation
 from lib.data.datasets.text_files import WholeTextTokenizer, block_size_of, padded, row_facts, tokenizer_of
 from lib.data.jsonl import named, read_objects, training_and_validation, value_of
 from lib.data.types import ArrayPart, Dataset, TextClassSpec, Tokenizer, TokenTagSpec

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.files import DataLocation, check_there, naming_note
+from lib.data.datasets.class_names import naming_note
+from lib.data.datasets.files import DataLocation, check_there
 from lib.data.datasets.tabular.table_files import Table, read_table
 from lib.data.sampler import held_out_by_hash
 from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
