@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -20,6 +19,9 @@ from lib.nn.model_code import PluginCode, with_place
 from lib.plugins import DATASETS
 from lib.runs.console import download_progress
 from lib.units import some_of
+
+if TYPE_CHECKING:  # an embedded set has no files
+    from lib.data.datasets.published import Remote
 
 # Arrays of a part by dimensions and dtype, in words for the author of its code.
 _INPUTS = {
@@ -37,20 +39,6 @@ _TARGETS = {
 }
 
 TokenizerName: TypeAlias = Literal["byte", "char", "gpt2", "huggingface"]
-
-
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """A file to download: its name, its SHA-256, and the URLs of the folders that have it."""
-
-    file: str
-    sha256: str
-    folders: tuple[str, ...]
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """URLs of the file, in the order they are tried."""
-        return tuple(f"{folder}/{self.file}" for folder in self.folders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,16 +139,6 @@ def describe_dataset(location: DataLocation, options: Mapping[str, Any]) -> Data
         if metadata is not None:
             check_dataset(metadata, location.name, "describe")
     return metadata
-
-
-def read_published(folder: Path) -> dict[str, Any]:
-    """Read published.toml in the folder of a data-set plug-in: facts about its published sets."""
-    return tomllib.loads((folder / "published.toml").read_text(encoding="utf-8"))
-
-
-def remotes_of(known: Mapping[str, Any]) -> tuple[Remote, ...]:
-    """Return the files of a published set by their names and SHA-256; each of its URLs has all."""
-    return tuple(Remote(file, sha256, tuple(known["urls"])) for file, sha256 in known["files"].items())
 
 
 def first_file(files: Iterable[Path]) -> Path | None:

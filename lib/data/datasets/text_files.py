@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.files import DataLocation, Remote
+from lib.data.datasets.files import DataLocation
+from lib.data.datasets.published import Remote
 from lib.data.sampler import with_lengths
 from lib.data.tokenizers import ByteTokenizer, CharTokenizer, load_gpt2
 from lib.data.types import Dataset, Shards, TextSpec, Tokenizer, TokenPart, Tokens, Unit

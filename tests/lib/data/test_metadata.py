@@ -18,7 +18,7 @@ from lib import kconf, tiers
 from lib.config import config_from_values
 from lib.data import Dataset
 from lib.data.cache import cached_folder, checked_before
-from lib.data.datasets.files import Remote
+from lib.data.datasets.published import Remote
 from lib.errors import ConfigError, DataError, PlanError
 from lib.plan.gpus import parse_gpu
 from tests.support.configs import ROOT

@@ -14,16 +14,8 @@ from typing import Any
 import numpy as np
 
 from lib import atomic
-from lib.data.datasets.files import (
-    DataLocation,
-    Remote,
-    check_labels,
-    damaged,
-    describe_images,
-    first_file,
-    read_published,
-    remotes_of,
-)
+from lib.data.datasets.files import DataLocation, check_labels, damaged, describe_images, first_file
+from lib.data.datasets.published import Remote, read_published, remotes_of
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import os_error, os_errors
 from lib.plugins import NoOptions as Options

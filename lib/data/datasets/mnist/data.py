@@ -11,16 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lib.data.datasets.files import (
-    DataLocation,
-    Remote,
-    check_labels,
-    damaged,
-    describe_images,
-    first_file,
-    read_published,
-    remotes_of,
-)
+from lib.data.datasets.files import DataLocation, check_labels, damaged, describe_images, first_file
+from lib.data.datasets.published import Remote, read_published, remotes_of
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import DataError, os_error
 from lib.plugins import NoOptions as Options

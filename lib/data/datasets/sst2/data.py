@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lib.data.datasets.files import DataLocation, Remote, damaged
+from lib.data.datasets.files import DataLocation, damaged
+from lib.data.datasets.published import Remote
 from lib.data.datasets.text_files import INSTEAD, block_size_of, padded, row_facts, tokenizer_of
 from lib.data.tokenizers import as_text
 from lib.data.types import ArrayPart, Dataset, Labels, TextClassSpec

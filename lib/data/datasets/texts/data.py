@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.files import DataLocation, Remote, marks
+from lib.data.datasets.files import DataLocation, marks
+from lib.data.datasets.published import Remote
 from lib.data.datasets.text_files import INSTEAD, gpt2_files, tokenizer_of, windows
 from lib.data.datasets.texts.corpus import Corpus, one_file, python_library, text_files, two_files
 from lib.data.datasets.texts.markov import markov

@@ -16,8 +16,8 @@ import pytest
 
 from lib.data.datasets import download, text_files
 from lib.data.datasets.cifar import data as cifar
-from lib.data.datasets.files import Remote
 from lib.data.datasets.mnist import data as mnist
+from lib.data.datasets.published import Remote
 from lib.errors import DataError
 from lib.plugins import DATASETS
 

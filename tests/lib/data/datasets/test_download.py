@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lib.data.datasets.download import fetch
-from lib.data.datasets.files import Remote
 from lib.data.datasets.mnist.data import IDX_SETS, IdxSet
+from lib.data.datasets.published import Remote
 from lib.errors import DataError, ToolkitError
 from lib.runs import console
 from tests.support.datasets import opened
