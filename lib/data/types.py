@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ InputDtype: TypeAlias = Literal["float32", "int64"]
 Channels: TypeAlias = tuple[float, ...]  # a number per channel
 
 
+@runtime_checkable
 class Spec(Protocol):
     """Facts about a data set that its model and task need: a frozen dataclass."""
 
@@ -264,7 +265,7 @@ class Shards:
         assert arrays and len({array.dtype for array in arrays}) == 1
         self._arrays = arrays
         self._ends = [*accumulate(len(array) for array in arrays)]
-        self.dtype, self.itemsize, self.ndim = arrays[0].dtype, arrays[0].itemsize, 1
+        self.dtype, self.itemsize, self.ndim = arrays[0].dtype, arrays[0].itemsize, arrays[0].ndim
         self.nbytes = self._ends[-1] * self.itemsize
 
     def __len__(self) -> int:
@@ -341,6 +342,7 @@ class TokenPart:
 Part: TypeAlias = ArrayPart | TokenPart
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Conversion of text to token ids and back.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from types import TracebackType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -231,11 +232,13 @@ def _fault(dataset: Any) -> str:
     """Return what is wrong with the metadata or the values in memory of `dataset`, "" for nothing."""
     if not isinstance(dataset, Dataset):
         return f"{type(dataset).__name__}, not a Dataset"
+    if fault := _spec_fault(dataset.spec) or _mistyped(dataset):
+        return fault
     named, classes = len(dataset.class_names), getattr(dataset.spec, "classes", None)
     if named and classes not in (named, None):
         return f"{named} class_names for {classes} classes of the spec"
     for name, part in (("train", dataset.train), ("test", dataset.test)):
-        fault = array_fault(part.inputs, part.targets) if isinstance(part, ArrayPart) else _token_fault(part)
+        fault = _token_fault(part) if isinstance(part, types.TokenPart) else _row_fault(part)
         if not fault and not part.size:
             return f"{type(part).__name__} without samples for {name}"
         if fault := fault or _part_fault(part, dataset.spec):
@@ -243,58 +246,130 @@ def _fault(dataset: Any) -> str:
     return ""
 
 
+def _mistyped(value: Any) -> str:
+    """Return which field, of a class of lib/data/types.py, has not the annotated type; "" for none."""
+    known = [each for each in type(value).__mro__ if each.__module__ == types.__name__ and is_dataclass(each)]
+    for field in fields(known[0]) if known else ():
+        item = getattr(value, field.name)
+        if not _fits(item, _hints(known[0])[field.name]):
+            return f"{field.name} {described(item)}, not {field.type}"
+        columns = [each for each in item if isinstance(each, types.Column)] if type(item) in _LISTS else []
+        if fault := next(filter(None, map(_mistyped, columns)), ""):
+            return f"Column with {fault}"
+    return ""
+
+
+_LISTS = tuple, list
+_hints = functools.cache(get_type_hints)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether `value` has the annotated type. A list is as good as a tuple, and an int as a float."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if kind is tuple:
+        return isinstance(value, _LISTS) and all(_fits(each, inner[0]) for each in value)
+    if kind is Literal:
+        return isinstance(value, str) and value in inner
+    if kind in (int, float):  # which a run's files can hold: no numbers of NumPy
+        return isinstance(value, int | kind) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _spec_fault(spec: Any) -> str:
+    name = type(spec).__name__
+    if fault := _mistyped(spec):  # before its properties are read
+        return f"{name} with {fault}"
+    if not isinstance(spec, types.Spec):
+        return f"spec {described(spec)}, no dataclass with name, synthetic, input_shape and input_dtype"
+    counts = {each: (getattr(spec, each),) for each in ("classes", "vocab_size") if hasattr(spec, each)}
+    for field, sizes in (counts | {"input_shape": spec.input_shape}).items():
+        if not _fits(sizes, tuple[int, ...]):
+            return f"{name} with {field} {described(sizes)}, not int"
+        if min(sizes, default=0) <= 0:
+            return f"{name} with {field} {sizes}, not above 0"
+    if not _fits(spec.input_dtype, types.InputDtype):
+        return f"{name} with input_dtype {described(spec.input_dtype)}, not 'float32' or 'int64'"
+    return ""
+
+
 def _part_fault(part: types.Part, spec: Any) -> str:
-    shape, end = spec.input_shape, getattr(spec, "vocab_size", 0)
+    shape, end, kind = spec.input_shape, getattr(spec, "vocab_size", None), type(spec).__name__
+    wanted = _wanted_targets(spec)
     if isinstance(part, types.TokenPart):
-        if shape != (part.block_size,):
-            return f"windows of {part.block_size} tokens, for samples {shape} of the spec,"
+        if wanted or shape != (part.block_size,):
+            return f"windows of {part.block_size} tokens, for samples {shape} of {kind},"
         return _range_fault(part.tokens, "token", end)
     inputs, targets, is_float = part.inputs, part.targets, spec.input_dtype == "float32"
     if inputs.shape[1:] not in (shape, (2, *shape)) or (
         inputs.ndim == 2 and is_float != (inputs.dtype.name == "float32")
     ):
-        return f"inputs {described(inputs)}, for samples {shape} of {type(spec).__name__},"
-    classes, tags = getattr(spec, "classes", 0), getattr(spec, "tags", ())
-    for kinds, dtype, wanted, noun, values in (
-        (types.LABELLED, "int64", (), "label", classes),
-        (types.TokenTagSpec, "int32", shape, "tag", len(tags)),
-        (types.TableLabelsSpec, "float32", (classes,), "", 0),
-        (types.TableSpec, "float32", (len(getattr(spec, "targets", ())),), "", 0),
-    ):
-        if isinstance(spec, kinds):
-            if (targets.dtype.name, targets.shape[1:]) != (dtype, wanted):
-                return f"targets {described(targets)}, not {dtype} {(len(targets), *wanted)},"
-            if fault := _range_fault(part.sample_targets, noun, values):
-                return fault
+        return f"inputs {described(inputs)}, for samples {shape} of {kind},"
+    if wanted:
+        dtype, of_one, noun, values = wanted
+        if (targets.dtype.name, targets.shape[1:]) != (dtype, of_one):
+            return f"targets {described(targets)}, not {dtype} {(len(targets), *of_one)},"
+        on_disk = any(isinstance(each, np.memmap) for each in (targets, part.rows))
+        if not on_disk and (fault := _range_fault(part.sample_targets, noun, values)):
+            return fault
     return _range_fault(inputs if inputs.ndim == 2 else inputs[:, 0], "token", end)
 
 
-def _token_fault(part: Any) -> str:
+def _wanted_targets(spec: Any) -> tuple[str, tuple[int, ...], str, int | None] | None:
+    """Return dtype and shape of a sample's targets, their noun, and how many there are; None for any."""
+    if isinstance(spec, types.LABELLED):
+        return "int64", (), "label", spec.classes
+    if isinstance(spec, types.TokenTagSpec):
+        return "int32", spec.input_shape, "tag", len(spec.tags)
+    if isinstance(spec, types.TableLabelsSpec):
+        return "float32", (spec.classes,), "", None
+    return ("float32", (len(spec.targets),), "", None) if isinstance(spec, types.TableSpec) else None
+
+
+def _row_fault(part: ArrayPart) -> str:
+    """Return why `part` cannot be read, whatever the spec; "" if it can."""
+    rows = part.rows
+    if (fault := array_fault(part.inputs, part.targets)) or rows is None:
+        return fault
+    numbers = isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype.kind in "iu"
+    if not numbers or not np.can_cast(rows.dtype, np.int64):  # True and False would be rows 1 and 0
+        return f"rows {described(rows)}, not int64 (N,) or None,"
+    return _range_fault(rows, "row", len(part.targets))
+
+
+def _token_fault(part: types.TokenPart) -> str:
     """Return why `part` is no text; "" if it is one."""
-    if not isinstance(part, types.TokenPart):
-        return f"{type(part).__name__}, no part of a data set,"
-    if part.tokens.ndim != 1 or part.tokens.dtype.name not in ("uint8", "uint16", "uint32"):
-        return f"tokens {described(part.tokens)}, not uint8, uint16 or uint32 (n,),"
-    is_short = part.block_size <= 0 or part.size <= 0
-    return f"{len(part.tokens)} tokens, less than a window of {part.block_size}," if is_short else ""
+    tokens, size = part.tokens, part.block_size
+    is_row = isinstance(tokens, np.ndarray | types.Shards) and tokens.ndim == 1
+    if not is_row or tokens.dtype.name not in ("uint8", "uint16", "uint32"):
+        return f"tokens {described(tokens)}, not uint8, uint16 or uint32 (n,),"
+    if fault := _mistyped(part):
+        return f"{fault},"
+    return f"{len(tokens)} tokens, less than a window of {size}," if size <= 0 or part.size <= 0 else ""
 
 
-def _range_fault(values: Any, noun: str, end: int) -> str:
-    """Return which of `values` is not in 0..end - 1. Neither files are read, nor the zeros of metadata."""
-    in_memory = isinstance(values, np.ndarray) and not isinstance(values, np.memmap)
-    if not end or not in_memory or not values.strides[0]:
+def _range_fault(values: Any, noun: str, end: int | None) -> str:
+    """Return which of `values` is not in 0..end - 1. No files are read, and of metadata the one zero."""
+    if end is None or not isinstance(values, np.ndarray) or isinstance(values, np.memmap):
         return ""
+    values = values if values.strides[0] else values[:1]
     known = values[values != IGNORED] if noun == "tag" else values
     low, high = int(known.min(initial=0)), int(known.max(initial=0))
-    if low >= 0 and high < end:
+    if low >= 0 and (high < end or not known.size):
         return ""
     wrong = high if high >= end else low
     return f"{noun} {wrong} at {np.argwhere(values == wrong)[0].tolist()}, not in 0..{end - 1},"
 
 
-def described(array: Any) -> str:
-    """Return dtype and shape of `array`, or the type of what is no array."""
-    return f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+def described(value: Any) -> str:
+    """Return dtype and shape of an array, a text, or the type of anything else, with those in a list."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape}"
+    kind = type(value).__name__
+    if isinstance(value, _LISTS) and value:
+        return f"{kind} of {', '.join(sorted({type(each).__name__ for each in value}))}"
+    return f"{value!r:.60}" if isinstance(value, str) else kind
 
 
 def array_fault(inputs: Any, targets: Any) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,9 +93,13 @@ def test_a_set_without_fault_is_opened(write: Write) -> None:
         (
             RETURN,
             RETURN.replace("part, part", "part, [part]"),
-            "open_set returns list, no part of a data set, in test",
+            "open_set returns test list of ArrayPart, not Part; correct",
         ),
-        (PART, "ArrayPart(pixels.tolist(), labels)", "data.py: open_set returns inputs list, not uint8"),
+        (
+            PART,
+            "ArrayPart(pixels.tolist(), labels)",
+            "py: open_set returns inputs list of list, not uint8",
+        ),
         (PART, "ArrayPart(pixels / 255, labels)", r"inputs float64 \(10, 1, 4, 4\), not uint8"),
         (PART, "ArrayPart(pixels[:, 0], labels)", r"data\.py: .* inputs uint8 \(10, 4, 4\), not"),
         (PART, "ArrayPart(pixels, labels[:7])", "open_set returns 10 inputs and 7 targets in train"),
@@ -100,6 +108,8 @@ def test_a_set_without_fault_is_opened(write: Write) -> None:
         (PART, "ArrayPart(pixels[:0], labels[:0])", "open_set returns ArrayPart without samples for train"),
         (PART, "ArrayPart(pixels, labels + 4)", r"returns label 13 at \[9\], not in 0\.\.9, in train"),
         (PART, "ArrayPart(pixels, labels - 1)", r"returns label -1 at \[0\], not in 0\.\.9, in train"),
+        (PART, f"{PART[:-1]}, labels > 4)", r"rows bool \(10,\), not int64 \(N,\) or None, in train"),
+        (PART, f"{PART[:-1]}, labels + 1)", r"row 10 at \[9\], not in 0\.\.9, in train"),
         ("mean=(0.5,)", "mean=()", r"data\.py:7: ValueError: 0 channels"),
     ],
 )
@@ -149,6 +159,8 @@ WORDS = np.ones((4, 3), np.int64)
     [
         (TEXT, TokenPart(np.full(9, 4, np.uint16), 3), ""),
         (TEXT, TokenPart(np.full(9, 5, np.uint16), 3), r"token 5 at \[0\], not in 0\.\.4, in train"),
+        (TEXT, TokenPart([4] * 9, 3), r"tokens list of int, not uint8, uint16 or uint32 \(n,\), in train"),
+        (CLASSES, TokenPart(np.full(9, 4, np.uint16), 3), r"windows of 3 tokens, .* of TextClassSpec"),
         (TEXT, TokenPart(np.full(9, 4, np.uint16), 4), r"windows of 4 tokens, for samples \(3,\)"),
         (CLASSES, ArrayPart(WORDS, LABELS), ""),
         (CLASSES, ArrayPart(WORDS, LABELS + 1), r"label 1 .* not in 0\.\.0"),
@@ -172,6 +184,77 @@ def test_texts_tokens_and_tables_are_checked_alike(spec: object, part: object, t
         check_dataset(dataset, "own", "open_set")
 
 
+PIXELS = ArrayPart(np.zeros((2, 1, 4, 4), np.uint8), np.zeros(2, np.int64), np.arange(2))
+WHOLE = [
+    (SPEC, PIXELS),
+    (TEXT, TokenPart(np.zeros(9, np.uint16), 3)),
+    (TABLE_CLASSES, ArrayPart(ROWS, LABELS)),
+]
+WHOLE += [(TAGS, ArrayPart(WORDS, (WORDS - 101).astype(np.int32))), (CLASSES, ArrayPart(WORDS, LABELS))]
+WHOLE += [(TABLE_CLASSES, ArrayPart(ROWS, LABELS))]
+NULLABLE = "tokenizer", "rows", "validation_bytes"
+FIT_NOTHING = [
+    {},
+    {"a": 1},
+    b"odd",
+    object(),
+    ImageSpec,
+    [None],
+    ({},),
+    np.array(["a"]),
+    np.float32(1),
+    np.int64(3),
+]
+FIT_SOME = [
+    [],
+    (),
+    (1,),
+    ["a"],
+    True,
+    -1,
+    0,
+    99,
+    1.5,
+    "",
+    "odd",
+    SPEC,
+    TEXT,
+    np.zeros((2, 3)),
+    np.zeros(2, bool),
+]
+FIT_SOME += [np.arange(-3, 9), np.arange(2), np.array(3), np.zeros(0, np.uint16)]
+
+
+def with_(value: Any, field: str, odd: object) -> Any:
+    """A copy with another value, also where its class would refuse it."""
+    object.__setattr__(changed := copy.copy(value), field, odd)
+    return changed
+
+
+@pytest.mark.parametrize(("spec", "part"), WHOLE)
+def test_any_value_of_any_field_is_used_or_refused_in_one_line(spec: Any, part: Any) -> None:
+    whole = Dataset(spec, part, part, "own", skipped=("a",))
+    check_dataset(whole, "own", "open_set")
+    column, *others = getattr(spec, "columns", (None,))
+    places: list[tuple[Any, Callable[[Any], Dataset]]] = [
+        (whole, lambda changed: changed),
+        (spec, lambda changed: with_(whole, "spec", changed)),
+        (part, lambda changed: with_(whole, "test", changed)),
+        (column, lambda changed: with_(whole, "spec", with_(spec, "columns", (changed, *others)))),
+    ]
+    for value, in_place in places if others else places[:3]:
+        for field in (each.name for each in dataclasses.fields(value)):
+            for odd in (None, *FIT_NOTHING, *FIT_SOME):
+                refused = ""
+                try:
+                    check_dataset(in_place(with_(value, field, odd)), "own", "open_set")
+                except DataError as error:
+                    refused = str(error)
+                    assert re.fullmatch(r"data set own: \S*data\.py: open_set returns .+", refused), refused
+                fits = (odd is None and field in NULLABLE) or any(odd is each for each in FIT_SOME)
+                assert refused or fits, (type(value), field, odd)
+
+
 def test_names_of_classes_are_counted() -> None:
     part = ArrayPart(np.zeros((2, 1, 4, 4), np.uint8), np.zeros(2, np.int64))
     with pytest.raises(DataError, match="2 class_names for 10 classes of the spec"):
@@ -184,6 +267,10 @@ def test_values_of_files_are_not_read(tmp_path: Path) -> None:
     tokens[:] = 7
     part = TokenPart(tokens, 3)
     check_dataset(Dataset(TEXT, part, part, "own"), "own", "open_set")
+    labels = np.memmap(tmp_path / "labels.bin", np.int64, mode="w+", shape=(4,))
+    labels[:] = 7
+    chosen = ArrayPart(ROWS, labels, np.arange(3))
+    check_dataset(Dataset(TABLE_CLASSES, chosen, chosen, "own"), "own", "open_set")
     pixels = np.broadcast_to(np.uint8(0), (10**12, 1, 4, 4))
     huge = ArrayPart(pixels, np.broadcast_to(np.int64(0), (10**12,)))
     check_dataset(Dataset(SPEC, huge, huge, "own"), "own", "describe")
