@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_
 
 import numpy as np
 
+from lib import plugin_folders
 from lib.data import types
 from lib.data.cache import check_now
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
@@ -216,6 +217,10 @@ class DataCode(PluginCode):
 
     def reported(self, error: Exception, place: str, _trace: TracebackType | None) -> ToolkitError | None:
         """Return a DataError for a fault of its code."""
+        own = plugin_folders.external()
+        is_shipped = own is None or not (plugin_folders.ROOT / place).is_relative_to(own)
+        if is_shipped and isinstance(error, OSError):  # of a file of the user, which `run_main` names
+            return None
         if not place or isinstance(error, BrokenPipeError):  # of the log: nobody reads standard output
             return None
         return DataError(f"data set {self.name}: {with_place(error, place)}", todo="correct it there")

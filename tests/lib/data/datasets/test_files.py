@@ -145,6 +145,26 @@ def test_a_closed_standard_output_is_no_fault_of_the_code(write: Write) -> None:
         opened("own")
 
 
+@pytest.mark.parametrize("has_external", [False, True])
+@pytest.mark.parametrize("call", [opened, looked])
+def test_a_file_that_a_shipped_set_may_not_read_is_no_fault_of_its_code(
+    call: Callable[..., object],
+    has_external: bool,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "mnist/file")
+
+    write()
+    if not has_external:
+        monkeypatch.delenv(plugin_folders.EXTERNAL)
+    monkeypatch.setattr("lib.data.datasets.mnist.data.first_file", refused)
+    with pytest.raises(PermissionError):
+        call("mnist", data_dir=tmp_path)
+
+
 TOKENS = {"name": "own", "vocab_size": 5, "block_size": 3}
 TEXT = TextSpec(**TOKENS, unit="token")  # type: ignore[arg-type]
 CLASSES, TAGS = TextClassSpec(**TOKENS, pad=4, classes=1), TokenTagSpec(**TOKENS, pad=4, tags=("a",))  # type: ignore[arg-type]
