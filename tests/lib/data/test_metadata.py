@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +162,25 @@ def test_what_is_wrong_with_files_is_told_by_a_plan(tmp_path: Path) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "val.bin")
     with pytest.raises(ConfigError, match="CONFIG_BLOCK_SIZE=5 is too large for token_bins"):
         looked("token_bins", {"vocab_size": 100}, data_dir=tmp_path, block_size=5)
+
+
+@pytest.mark.parametrize(
+    ("make", "file", "size", "why"),
+    [
+        (cifar10, "data_batch_4.bin", 0, "0 bytes are no whole number of records of 3073"),
+        (cifar10, "test_batch.bin", 3072, "3072 bytes are no whole number of records of 3073"),
+        (partial(mnist, test=0), "t10k-images-idx3-ubyte", None, "it holds no samples"),
+    ],
+)
+def test_a_damaged_file_is_named_by_a_plan_as_by_training(
+    make: Callable[[Path], None], file: str, size: int | None, why: str, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    if size is not None:
+        (tmp_path / file).write_bytes(bytes(size))
+    for find in (looked, opened):
+        with pytest.raises(DataError, match=f"^{tmp_path / file} is damaged: {why}"):
+            find("cifar10" if make is cifar10 else "mnist", data_dir=tmp_path)
 
 
 @pytest.mark.slow

@@ -86,14 +86,12 @@ BINARY_SETS = {
 
 
 def describe(_: Options, location: DataLocation) -> Dataset:
-    """Return the metadata from the sizes of the files, or as published."""
+    """Return the metadata from the sizes of the files, or as published. Raises DataError for odd sizes."""
     known = BINARY_SETS[location.name]
     found = _find(known, location.data_dir) if location.data_dir is not None else None
     if found is None:
         return describe_images(known.spec, PUBLISHED_SIZES, "as published")
-    train, test = (
-        sum(file.stat().st_size for file in files) // record_bytes(known.label_bytes) for files in found
-    )
+    train, test = (sum(_records(file, file.stat().st_size, known) for file in files) for files in found)
     return describe_images(known.spec, (train, test), f"in {found[1][0].parent}")
 
 
@@ -138,9 +136,14 @@ def _read(file: Path, known: BinarySet) -> Images:
     """Read the records of one file, (N, record_bytes)."""
     with os_errors("read"):
         content = np.fromfile(file, np.uint8)
-    width = record_bytes(known.label_bytes)
-    if not len(content) or len(content) % width:
-        raise damaged(file, f"{len(content)} bytes are no whole number of records of {width}")
-    records = content.reshape(-1, width)
+    records = content.reshape(_records(file, len(content), known), -1)
     check_labels(records[:, known.label_bytes - 1], file, classes=known.spec.classes)
     return records
+
+
+def _records(file: Path, size_bytes: int, known: BinarySet) -> int:
+    """Return the number of records in `file`. Raises DataError if it is damaged."""
+    width = record_bytes(known.label_bytes)
+    if not size_bytes or size_bytes % width:
+        raise damaged(file, f"{size_bytes} bytes are no whole number of records of {width}")
+    return size_bytes // width

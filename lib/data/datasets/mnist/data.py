@@ -72,7 +72,10 @@ def _shape(content: bytes, file: Path) -> tuple[int, ...]:
     header = 4 + 4 * dimensions
     if len(content) < header:
         raise damaged(file, f"{len(content)} bytes are less than the header of {header}")
-    return tuple(int(extent) for extent in np.frombuffer(content, ">u4", dimensions, offset=4))
+    shape = tuple(int(extent) for extent in np.frombuffer(content, ">u4", dimensions, offset=4))
+    if not shape[0]:
+        raise damaged(file, "it holds no samples")
+    return shape
 
 
 def _promised_bytes(shape: tuple[int, ...]) -> int:
@@ -86,8 +89,6 @@ def _parse(content: bytes, file: Path, *, magic: str) -> Images:
     shape = _shape(content, file)
     if len(content) != _promised_bytes(shape):
         raise damaged(file, f"{len(content)} bytes, its header promises {_promised_bytes(shape)}")
-    if not shape[0]:
-        raise damaged(file, "it holds no samples")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
