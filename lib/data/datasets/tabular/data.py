@@ -24,6 +24,7 @@ from lib.errors import ConfigError, DataError, meant, raise_faults
 MOST_CATEGORIES = 1000  # of a column; one with more is rather a mistake
 MANY_CATEGORIES = 50  # of a column; more than this, and than one in ten rows for training, are reported
 FEWEST_ROW_NAMES = 20  # whole numbers of fewer rows may all differ by chance
+_PARTS = "training", "validation"
 _OTHER_INPUTS = "leave it out by naming the others in CONFIG_TABULAR_INPUTS"
 OF_DATES = (
     "make numbers of the dates in the table, such as year, month and weekday, or the days since the first"
@@ -69,8 +70,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     else:
         held_out = _held_out(options, table)
         tables, rows = [table, table], [np.flatnonzero(~held_out), np.flatnonzero(held_out)]
-    rows = [_complete(options, *pair, schema, location) for pair in zip(tables, rows, strict=True)]
-    for part, kept in zip(("training", "validation"), rows, strict=True):
+    rows = [_complete(options, *each, schema, location) for each in zip(_PARTS, tables, rows, strict=True)]
+    for part, kept in zip(_PARTS, rows, strict=True):
         if not len(kept):
             why, todo, key = "", "add rows", "group" if options.group else "content"
             if options.validation == "split":
@@ -170,9 +171,14 @@ def _held_out(options: Options, table: Table) -> npt.NDArray[np.bool_]:
 
 
 def _complete(
-    options: Options, table: Table, rows: npt.NDArray[np.int64], schema: _Schema, location: DataLocation
+    options: Options,
+    part: str,
+    table: Table,
+    rows: npt.NDArray[np.int64],
+    schema: _Schema,
+    location: DataLocation,
 ) -> npt.NDArray[np.int64]:
-    """Return `rows` without those that lack a value that they need. Raises DataError if that is an error."""
+    """Return `rows` without those that lack what they need. Raises DataError if none may, or all do."""
     lacking = {name: table.missing(name)[rows] for name in [*schema.inputs, *schema.targets]}
     found = {name: missing for name, missing in lacking.items() if missing.any()}
     if not found:
@@ -187,6 +193,12 @@ def _complete(
         )
     needed = [*found.values()] if options.missing == "drop" else [lacking[name] for name in schema.targets]
     dropped = np.any(needed, axis=0) if needed else np.zeros(len(rows), np.bool_)
+    if dropped.all():
+        raise DataError(
+            f"{table.file}: no row is left for {part}",
+            why=f"all {len(rows)} lack a value that they need; values are missing: {counts}",
+            todo="fill them in, or name other columns in CONFIG_TABULAR_INPUTS and CONFIG_TABULAR_TARGETS",
+        )
     effects = [f"{dropped.sum()} of {len(rows)} rows are left out"] if dropped.any() else []
     if options.missing == "mean" and {*found} - {*schema.targets}:
         effects.insert(0, "those of inputs are replaced by the mean (of a category: by none)")

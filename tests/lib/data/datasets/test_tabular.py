@@ -199,6 +199,18 @@ def test_missing_values_are_reported_with_what_becomes_of_them(
             DataError,
             "no row is left for .*: a hash of its group .*rows of equal group are in one part",
         ),
+        (
+            "size,price\n" + "".join(f",{row}\n" for row in range(40)),
+            {"missing": "drop"},
+            DataError,
+            r"no row is left for training: all (\d+) lack a value .*: size \1; fill them in, or",
+        ),
+        (
+            "size,price\n" + "".join(f"{row},\n" for row in range(40)),
+            {"missing": "mean"},
+            DataError,
+            r"no row is left for training: all (\d+) lack .*: price \1; fill",
+        ),
         (f"{HEADING}\n1,a,1,1\n", {"targets": "pricee"}, ConfigError, "TABULAR_TARGETS.*did you mean price"),
         (f"{HEADING}\n1,a,1,1\n", {"inputs": "price"}, ConfigError, "both name 'price'; leave it out of"),
         (f"{HEADING}\n1,a,1,1\n", {"targets": ""}, ConfigError, "CONFIG_TABULAR_TARGETS names no column"),
