@@ -21,7 +21,7 @@ from lib import atomic, kconf, units
 from lib.atomic import check_writable
 from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, Part, TextClassSpec, restrict
-from lib.data.datasets.files import DataCode
+from lib.data.datasets.files import DataCode, described, wrong_result
 from lib.data.types import Indices, TableClassSpec, TableLabelsSpec, TableSpec, TokenTagSpec, row_text
 from lib.errors import ConfigError, foremost
 from lib.nn.model_code import check_tokenizer
@@ -52,20 +52,15 @@ def data_check(requested: kconf.Resolved, *, root: Path, out: Path | None) -> in
     check_writable(out, "OUT", log=note)
     check_tokenizer(config.model, config.model_options, config.tokenizer, config.tokenizer_dir)
     dataset = open_configured(config, root=root, log=log)
-    own = getattr(DATASETS.load(config.dataset), "show", _lines)
-    show: Show = partial(own, dataset)
-    with DataCode(config.dataset):
-        lines = [*_counts(dataset), *_duplicates(dataset, show)]
-    for line in lines:
+    show: Show = partial(_shown, config.dataset, dataset)
+    for line in [*_counts(dataset), *_duplicates(dataset, show)]:
         log(line)
     if isinstance(dataset.spec, ImageSpec):
         atomic.save(out, _contact_sheet(dataset, dataset.spec))
         log(f"Contact sheet, images as the model sees them before augmentation: {out}")
     else:
         for name, rows in _chosen(dataset, each=1).items():
-            with DataCode(config.dataset):
-                lines = show(dataset.train, rows * dataset.train.stride)
-            for line in lines:
+            for line in show(dataset.train, rows * dataset.train.stride):
                 log(f"Sample{f' of {name}' if name else ''}: {line}")
     _check_run(config, dataset, root)
     return 0
@@ -78,6 +73,16 @@ def _check_run(config: Config, dataset: Dataset, root: Path) -> None:
     make_training_data(config, dataset)
     if not config.weights.initial_weights:
         check_start(config, dataset, root, log=log)
+
+
+def _shown(name: str, dataset: Dataset, part: Part, places: Indices) -> list[str]:
+    """Return what data set `name`, or else `_lines`, shows. Raises DataError for a fault of its code."""
+    with DataCode(name):
+        lines: Any = getattr(DATASETS.load(name), "show", _lines)(dataset, part, places)
+    if not isinstance(lines, list) or [*map(type, lines)] != [str] * len(places):
+        wanted = f"not a list with a text for each of {units.counted(len(places), 'sample')}"
+        raise wrong_result(name, "show", f"{described(lines)}, {wanted}")
+    return lines
 
 
 def _lines(dataset: Dataset, part: Part, places: Indices) -> list[str]:

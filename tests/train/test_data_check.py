@@ -15,7 +15,7 @@ from lib import kconf
 from lib.errors import ConfigError
 from tests.e2e.runner import Runner
 from tests.support.configs import ROOT
-from train.data_check import data_check
+from train.data_check import _shown, data_check
 
 pytestmark = pytest.mark.slow  # each resolves a configuration
 SMALL = {"TARGET_EFFECTIVE_BATCH": "8"}
@@ -93,6 +93,39 @@ def test_a_fault_of_what_the_set_itself_shows_has_its_place(
     told = "^data set friedman: lib/data/datasets/friedman/data.py:2: ValueError: boom; correct it there$"
     with pytest.raises(ConfigError, match=told):
         check(tmp_path, capsys, "tabular-regression", {"DATASET_FRIEDMAN": "y"})
+
+
+@pytest.mark.parametrize(
+    ("show", "told"),
+    [
+        (
+            "return None",
+            "py: show returns NoneType, not a list with a text for each of 2 samples; correct that",
+        ),
+        ("yield 1 / 0", "py: show returns generator, not a list"),
+        ("return 'ab'", "py: show returns 'ab', not a list"),
+        ("return ['a']", "py: show returns list of str, not a list with a text for each of 2 samples"),
+        ("return [1, 2]", "py: show returns list of int, not a list"),
+        ("return [1 / 0]", r"py:2: ZeroDivisionError: .*; correct it there"),
+    ],
+)
+def test_what_the_set_itself_shows_is_a_text_for_each_sample(
+    show: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data: dict[str, Any] = {}
+    file = ROOT / "lib" / "data" / "datasets" / "friedman" / "data.py"
+    exec(compile(f"def show(dataset, part, places):\n    {show}", str(file), "exec"), data)
+    monkeypatch.setattr("lib.data.datasets.friedman.data.show", data["show"], raising=False)
+    dataset: Any = None  # for `show` alone
+    with pytest.raises(ConfigError, match=f"^data set friedman: lib/data/datasets/friedman/data.{told}"):
+        _shown("friedman", dataset, dataset, np.arange(2))
+
+
+def test_a_show_of_other_parameters_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset: Any = None
+    monkeypatch.setattr("lib.data.datasets.friedman.data.show", list, raising=False)
+    with pytest.raises(ConfigError, match=r"friedman/data\.py: TypeError: .* takes 0 positional arguments"):
+        _shown("friedman", dataset, dataset, np.arange(2))
 
 
 def test_windows_of_a_text_and_rows_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

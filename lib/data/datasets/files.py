@@ -229,8 +229,13 @@ class DataCode(PluginCode):
 def check_dataset(dataset: Any, name: str, function: str) -> None:
     """Raise DataError unless `dataset`, which `function` of data set `name` has returned, can be used."""
     if fault := _fault(dataset):
-        what = f"data set {name}: {DATASETS.place(name)}/data.py: {function} returns {fault}"
-        raise DataError(what, todo="correct that, or the spec")
+        raise wrong_result(name, function, fault, or_else=", or the spec")
+
+
+def wrong_result(name: str, function: str, fault: str, *, or_else: str = "") -> DataError:
+    """Return the error for what `function` of data set `name` has returned."""
+    what = f"data set {name}: {DATASETS.place(name)}/data.py: {function} returns {fault}"
+    return DataError(what, todo=f"correct that{or_else}")
 
 
 def _fault(dataset: Any) -> str:
