@@ -79,10 +79,11 @@ def _shown(name: str, dataset: Dataset, part: Part, places: Indices) -> list[str
     """Return what data set `name`, or else `_lines`, shows. Raises DataError for a fault of its code."""
     with DataCode(name):
         lines: Any = getattr(DATASETS.load(name), "show", _lines)(dataset, part, places)
-    if not isinstance(lines, list) or [*map(type, lines)] != [str] * len(places):
+    is_list = isinstance(lines, list) and len(lines) == len(places)
+    if not is_list or not all(isinstance(line, str) for line in lines):
         wanted = f"not a list with a text for each of {units.counted(len(places), 'sample')}"
         raise wrong_result(name, "show", f"{described(lines)}, {wanted}")
-    return lines
+    return [*lines]
 
 
 def _lines(dataset: Dataset, part: Part, places: Indices) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from lib import kconf
 from lib.config import CompileOptions, Config, config_from_values
 from lib.data.datasets.chat.spec import ChatSpec
+from lib.data.datasets.files import DataCode
 from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
 from lib.devices.probe import probe
@@ -254,7 +255,8 @@ def _without_data(run: RunDir, config: Config) -> TrainingData | None:
     if not objects_of(run, "preprocess")[0]["preprocess"]:
         log(f"{run.path} does not say how its data are read (preprocess.json): they are opened")
         return None
-    names = vars(DATASETS.load(config.dataset))
+    with DataCode(config.dataset):
+        names = vars(DATASETS.load(config.dataset))
     dataset = stored(run, "preprocess", partial(stored_dataset, plugin=names))
     return None if dataset is None else make_training_data(config, dataset)
 

@@ -123,8 +123,8 @@ def test_what_the_set_itself_shows_is_a_text_for_each_sample(
 
 def test_a_show_of_other_parameters_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset: Any = None
-    monkeypatch.setattr("lib.data.datasets.friedman.data.show", list, raising=False)
-    with pytest.raises(ConfigError, match=r"friedman/data\.py: TypeError: .* takes 0 positional arguments"):
+    monkeypatch.setattr("lib.data.datasets.friedman.data.show", lambda _: ["a"], raising=False)
+    with pytest.raises(ConfigError, match=r"friedman/data\.py: TypeError: .* takes 1 positional argument"):
         _shown("friedman", dataset, dataset, np.arange(2))
 
 
