@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lib.data.datasets.files import check_there
+from lib.data.datasets.user_files import check_there
 from lib.data.file_kinds import check_is_text
 from lib.data.sampler import held_out_by_hash
 from lib.errors import ConfigError, DataError, close_to, os_errors, raise_faults

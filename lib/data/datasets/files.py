@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import TracebackType, UnionType
@@ -15,12 +15,11 @@ from lib import plugin_folders
 from lib.data import types
 from lib.data.cache import check_now
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
-from lib.errors import DataError, ToolkitError, os_errors
+from lib.errors import DataError, ToolkitError
 from lib.nn import IGNORED
 from lib.nn.model_code import PluginCode, with_place
 from lib.plugins import DATASETS
 from lib.runs.console import download_progress
-from lib.units import some_of
 
 if TYPE_CHECKING:  # an embedded set has no files
     from lib.data.datasets.published import Remote
@@ -148,44 +147,10 @@ def first_file(files: Iterable[Path]) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def find_file(data_dir: Path, name: str, spellings: Sequence[str], *, why: str = "", instead: str) -> Path:
-    """Return the first of `spellings` in DATA_DIR/`name` or DATA_DIR. Raises DataError, with `instead`."""
-    folders = data_dir / name, data_dir
-    file = first_file(folder / spelling for folder in folders for spelling in spellings)
-    if file is None:
-        what = f"there is no {' or '.join(spellings)} in {folders[0]} or {folders[1]}"
-        raise DataError(what, why=file_in_place_of(data_dir) or why, todo=f"put it there, or {instead}")
-    return file
-
-
-def check_there(file: Path, symbol: str, *suffixes: str) -> None:
-    """Raise DataError if the file of CONFIG_`symbol` is not there, with others that end in `suffixes`."""
-    if file.is_file():
-        return
-    folder, kinds = file.parent, ", ".join(f"*{suffix}" for suffix in suffixes)
-    is_file = file_in_place_of(folder)
-    why = is_file or f"there is no folder {folder}"
-    if folder.is_dir():
-        found = sorted(each.name for each in folder.iterdir() if each.suffix in suffixes and each.is_file())
-        why = f"{folder} has {some_of(found) if found else f'no {kinds}'}"
-    todo = f"put it there, or name another by CONFIG_DATA_DIR and CONFIG_{symbol}"
-    if is_file:
-        todo = "point CONFIG_DATA_DIR to the folder of the file"
-    raise DataError(f"{file} {'is a folder' if file.is_dir() else 'is not there'}", why=why, todo=todo)
-
-
 def file_in_place_of(folder: Path) -> str:
     """Return that a file is in the place of `folder`, or of one above it; "" where none is."""
     file = first_file((folder, *folder.parents))
     return f"{file} is a file, not a folder" if file else ""
-
-
-def marks(files: Iterable[Path]) -> Iterator[str]:
-    """Yield name, size and modification time of each file. Raises ToolkitError if one is missing."""
-    for file in files:
-        with os_errors("read"):
-            status = file.stat()
-        yield f"{file} {status.st_size} {status.st_mtime_ns}"
 
 
 def damaged(file: Path, why: str) -> DataError:

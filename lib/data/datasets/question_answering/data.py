@@ -15,10 +15,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.files import DataLocation, find_file
+from lib.data.datasets.files import DataLocation
 from lib.data.datasets.key_values import Question, questions
 from lib.data.datasets.question_answering.huggingface import sizes
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
+from lib.data.datasets.user_files import find_file
 from lib.data.tokenizers import ByteTokenizer, learned
 from lib.data.types import ArrayPart, Dataset
 from lib.errors import ConfigError, DataError, os_errors

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.cache import cached_folder
-from lib.data.datasets.files import DataLocation, find_file
+from lib.data.datasets.files import DataLocation
 from lib.data.datasets.sudoku.generator import LEVELS, VERSION, Level, Puzzle, max_puzzles, puzzles
 from lib.data.datasets.sudoku.solver import SIDES, board_of
 from lib.data.datasets.sudoku.spec import BLANK, PuzzleSpec
+from lib.data.datasets.user_files import find_file
 from lib.data.types import ArrayPart, Dataset
 from lib.devices.host import cpu_count
 from lib.errors import ConfigError, DataError, os_errors

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.datasets.class_names import naming_note
-from lib.data.datasets.files import DataLocation, check_there
+from lib.data.datasets.files import DataLocation
 from lib.data.datasets.tabular.table_files import Table, read_table
+from lib.data.datasets.user_files import check_there
 from lib.data.sampler import held_out_by_hash
 from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableLabelsSpec, TableSpec
 from lib.errors import ConfigError, DataError, meant, raise_faults

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from lib.data.cache import fingerprint
-from lib.data.datasets.files import marks
+from lib.data.datasets.user_files import marks
 from lib.data.tokenizers import as_text
 from lib.errors import DataError, os_error, os_errors
 from lib.units import counted, some_of

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.files import DataLocation, marks
+from lib.data.datasets.files import DataLocation
 from lib.data.datasets.published import Remote
 from lib.data.datasets.text_files import INSTEAD, gpt2_files, tokenizer_of, windows
 from lib.data.datasets.texts.corpus import Corpus, one_file, python_library, text_files, two_files
 from lib.data.datasets.texts.markov import markov
+from lib.data.datasets.user_files import marks
 from lib.data.tokenizers import as_text
 from lib.data.types import Dataset
 from lib.errors import DataError

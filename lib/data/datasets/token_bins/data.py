@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.files import DataLocation, damaged, file_in_place_of, first_file, marks
+from lib.data.datasets.files import DataLocation, damaged, file_in_place_of, first_file
 from lib.data.datasets.text_files import GPT2_FOLDERS, GPT2_REMOTES, windows
+from lib.data.datasets.user_files import marks
 from lib.data.tokenizers import load_gpt2
 from lib.data.types import Dataset, Shards, Tokens
 from lib.errors import DataError, os_errors
