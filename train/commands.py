@@ -288,8 +288,9 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
             if run.identity != identity(planned.request.resolved.in_effect):
                 del requested["values"]  # the identity of an older version is the hash of the stored values
             now = _environment_files(planned, stored_weight_facts(run))
-            now["plugins"] = note_changed_code(run, now["plugins"])
-            log_differences(run, now={"plugins": now["plugins"]})
+            plugins = note_changed_code(run, now.pop("plugins"))
+            log_differences(run, now={"plugins": plugins})
+            record.at_resume = partial(run.write, "plugins", plugins)  # the checkpoint may not fit its code
             for name, content in (requested | now).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)

@@ -39,6 +39,8 @@ class Record:
     def begin(self, step: int, total_steps: int | None) -> None:
         """Start at `step`: drop rows of later steps."""
 
+    at_resume: Callable[[], object] = staticmethod(lambda: None)  # called once the checkpoint was loaded
+
     def log(self, text: str) -> None:
         """Print a message to the user."""
 

@@ -81,6 +81,7 @@ def load_latest(job: Job, checkpoints: Path) -> Progress:
         job.record.log(
             "The checkpoint has no carry: every sample starts anew, and the run is not bitwise reproducible"
         )
+    job.record.at_resume()
     job.record.log(f"Starting after step {progress.step}")
     return progress
 

@@ -20,6 +20,7 @@ from tests.support.tokens import small_lm_config
 from tests.support.training import small_plan
 from train import resume
 from train.job import Progress
+from train.record import Record
 from train.resume import load_latest, same_machine, stored_plan
 
 
@@ -55,7 +56,9 @@ def test_a_latest_checkpoint_that_was_removed_is_reported(
     alone = SimpleNamespace(
         rank=0, world=1, is_main=True, broadcast=lambda value: value, all_reduce_max=lambda values: values
     )
-    job: Any = SimpleNamespace(record=SimpleNamespace(log=logged.append), backend=alone, carry=None)
+    began = list[None]()
+    record = SimpleNamespace(log=logged.append, at_resume=lambda: began.append(None))
+    job: Any = SimpleNamespace(record=record, backend=alone, carry=None)
     monkeypatch.setattr(resume.loop, "load_state_dict", lambda _, state: Progress(step=state["step"]))
     assert load_latest(job, tmp_path / "none").step == 0 and logged.pop() == "Starting after step 0"
     for step in (10, 20):
@@ -67,6 +70,7 @@ def test_a_latest_checkpoint_that_was_removed_is_reported(
     shutil.rmtree(tmp_path / "step-00000010")
     with pytest.raises(CheckpointError, match=r"step-00000020, the latest, is gone; remove that"):
         load_latest(job, tmp_path)
+    assert len(began) == 3, "the files of a run that does not begin stay"
 
 
 def test_only_rank_0_looks_for_the_latest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +78,7 @@ def test_only_rank_0_looks_for_the_latest_checkpoint(tmp_path: Path, monkeypatch
     monkeypatch.setattr(resume, "_lost", lambda _: pytest.fail("its result would not count"))
     monkeypatch.setattr(resume.checkpoint, "load", lambda *_, **__: None)
     backend = SimpleNamespace(rank=1, is_main=False, broadcast={None: ""}.get)
-    job: Any = SimpleNamespace(record=SimpleNamespace(log=print), backend=backend, carry=None)
+    job: Any = SimpleNamespace(record=Record(), backend=backend, carry=None)
     assert load_latest(job, tmp_path).step == 0
 
 
