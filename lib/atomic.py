@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -73,22 +73,23 @@ def save(path: Path, data: str | bytes, *, action: str = "write", todo: str = ""
 
 
 def check_writable(
-    path: Path, variable: str, *, log: Callable[[str], object], is_folder: bool = False, suffix: str = ""
+    path: Path, variable: str, *, log: Callable[[str], object], suffixes: Sequence[str] = ()
 ) -> None:
-    """Raise ConfigError if the file or new folder `path` cannot be made, or does not end in `suffix`.
+    """Raise ConfigError if the file `path`, which ends in one of `suffixes`, or the folder cannot be made.
 
-    Folders above it that are not there will be, which is logged: a name may be misspelt.
+    Without suffixes it is a folder. Folders above it that are not there will be, which is logged: a name may
+    be misspelt. Devices and pipes need no suffix.
     """
-    file = (path / "-" if is_folder else path).absolute()
+    file = (path if suffixes else path / "-").absolute()
     above = next(each for each in file.parents if os.path.lexists(each))
     if not _is_stream(path) and (not above.is_dir() or not os.access(above, os.W_OK | os.X_OK)):
         why = "it is no folder that you can write to"
         raise ConfigError(f"{variable}={path} cannot be written in {above}", why=why)
-    if not is_folder and path.is_dir():
+    if suffixes and path.is_dir():
         raise ConfigError(f"{variable}={path} is a folder", todo="name a file in it")
-    if suffix and path.suffix.lower() != suffix:
-        what = f"{variable}={path} does not end in {suffix}"
-        raise ConfigError(what, why="another file may be meant", todo=f"write {variable}=NAME{suffix}")
+    if suffixes and path.suffix.lower() not in suffixes and not _is_stream(path):
+        what = f"{variable}={path} does not end in {' or '.join(suffixes)}"
+        raise ConfigError(what, why="another file may be meant", todo=f"write {variable}=NAME{suffixes[0]}")
     if above not in (path.absolute(), path.absolute().parent):
         log(f"{variable}={path}: there is no folder {path.parent}; it will be made")
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from lib.errors import ConfigError
 from lib.kconf.values import Value
+from lib.plugin_folders import definitions_in
 from lib.plugins import DATASETS, MODELS, TASKS, task_of
 
 OF_PLUG_INS = ("model_options", "task_options", "data_options")  # fields that hold the symbols of a plug-in
@@ -292,6 +293,12 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
     task = task_of(model)
+    kconfig = MODELS.home(model) / "Kconfig"
+    if task == "lm" and not any("select MODEL_DATA_TEXT" in body for _, body in definitions_in(kconfig)):
+        # With labels language models classify: a model of something else would, without a word.
+        what = f'{MODELS.place(model)}/model.py: TASK = "lm" is for models of texts'
+        why = "its Kconfig does not select MODEL_DATA_TEXT"
+        raise ConfigError(what, why=why, todo='write TASK = "classify", or select it')
     if task in ("classify", "lm"):  # models that can learn another one: the choice or the data tell it
         task = str(values["TASK"] or task)
     options = {

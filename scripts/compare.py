@@ -17,7 +17,8 @@ from lib.reports.page import Section, as_text, charts, section, table, write_pag
 from lib.reports.run_report import option
 from lib.reports.series import LINES, read_series
 from lib.runs.directory import RunDir, resolve_run
-from lib.runs.index import read_row, read_runs, select, stored
+from lib.runs.identity import stored_digests
+from lib.runs.index import objects_of, read_row, read_runs, select, stored
 from lib.units import counted
 from scripts.runs import columns
 
@@ -35,7 +36,7 @@ def main() -> int:
     parser.add_argument("names", metavar="RUNS", nargs="?", default="", help="runs, separated by spaces")
     options = parser.parse_args()
     path = options.out or options.runs / "compare.html"
-    check_writable(path, "OUT", log=print, suffix=".html")
+    check_writable(path, "OUT", log=print, suffixes=[".html"])
     runs = selected(options.runs, options.names, options.where)
     rows = [read_row(run, os.path.relpath(run.path, options.runs)) for run in runs]
     of_one_model = len({run.model for run in runs}) == 1
@@ -73,7 +74,7 @@ def selected(folder: Path, names: str, where: str) -> Sequence[RunDir]:
 
 
 def differences(runs: Sequence[RunDir], names: Sequence[str]) -> list[Section]:
-    """Return the options and the decisions that differ. Raises ToolkitError for a damaged run."""
+    """Return the options, decisions and code that differ. Raises ToolkitError for a damaged run."""
     values = [run.read_json("values").items() for run in runs]
     options = [dict(starmap(option, each)) for each in values]
     decisions = [
@@ -81,13 +82,24 @@ def differences(runs: Sequence[RunDir], names: Sequence[str]) -> list[Section]:
         for run in runs
     ]
     found = []
-    for title, what, contents in (("configuration", "option", options), ("plan", "decision", decisions)):
+    for title, what, contents in (
+        ("configuration", "option", options),
+        ("plan", "decision", decisions),
+        ("code", "part", [_code(run) for run in runs]),
+    ):
         known = dict.fromkeys(name for content in contents for name in content)
         rows = [(name, *(content.get(name, "-") for content in contents)) for name in known]
         rows = [row for row in rows if len({*row[1:]}) > 1]
         none, different = "" if rows else "There is none.", table(title.capitalize(), (what, *names), rows)
         found.append(section(f"Differences of the {title}", none, different))
     return found
+
+
+def _code(run: RunDir) -> dict[str, str]:
+    """Return the first digits of the hashes of its plug-ins and of its commit, those that `run` stored."""
+    facts, _ = objects_of(run, "plugins", "env")
+    found = {**stored_digests(facts["plugins"]), "git commit": facts["env"].get("git_commit") or ""}
+    return {part: digest[:8] for part, digest in found.items() if digest}
 
 
 def legends_of(names: Sequence[str], options: Section) -> list[str]:

@@ -117,7 +117,7 @@ def main() -> int:
     if options.tolerance is not None and not options.reference:
         raise ConfigError("TOLERANCE= needs a comparison", todo="give REFERENCE=, too")
     if options.out:
-        atomic.check_writable(options.out, "OUT", log=print)
+        atomic.check_writable(options.out, "OUT", log=print, suffixes=[".json"])
     reference = _reference(options.runs, options.reference, column=options.column)
     column = options.column or (reference.column if reference else "")
     curve = _curve(resolve_run(options.runs, options.run), column=column)

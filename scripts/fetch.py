@@ -51,7 +51,7 @@ def main() -> int:
         raise ConfigError("DIRECTORY= is not given", todo="name a new folder for the files")
     if (folder := Path(options.directory).expanduser()).exists():
         raise ConfigError(f"DIRECTORY={folder} exists", todo="name a new folder")
-    atomic.check_writable(folder, "DIRECTORY", log=print, is_folder=True)
+    atomic.check_writable(folder, "DIRECTORY", log=print)
     fetch(options.repo, options.revision, folder)
     return 0
 

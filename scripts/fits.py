@@ -160,9 +160,10 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=number, default=0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # those of other packages are theirs
-    if options.model.partition(":")[0] not in ("timm", "hf") or not options.gpu:
-        todo = "write MODEL=timm:NAME or MODEL=hf:FOLDER, and GPU=rtx3090 or GPU=all"
-        raise ConfigError(f"MODEL={options.model} GPU={options.gpu} is not a model and a GPU", todo=todo)
+    missing = "MODEL" if not options.model else "" if options.gpu else "GPU"
+    if missing or not options.model.startswith(("timm:", "hf:")):
+        what = f"there is no {missing}=" if missing else f"MODEL={options.model} is of neither timm nor hf"
+        raise ConfigError(what, todo="write MODEL=timm:NAME or MODEL=hf:FOLDER, and GPU=rtx3090 or GPU=all")
     if options.checkpoint not in ("", "y", "n"):
         raise ConfigError(f"CHECKPOINT={options.checkpoint} is neither y nor n")
     given = {name: getattr(options, name) for name in ("model", "seq", "lora")}
@@ -170,16 +171,14 @@ def main() -> int:
     if precision not in get_args(AnyPrecision):
         todo = meant(precision, get_args(AnyPrecision))
         raise ConfigError(f"PRECISION={precision} is not predicted for", todo=todo)
-    request = Request(**given, precision=precision, checkpoint=options.checkpoint == "y").with_length()
     price_of(options.price, None)  # before what takes long
     if options.out:
-        atomic.check_writable(Path(options.out), "OUT", log=print)
-    machines = [(name, parse_gpu(name)) for name in machine_names(options.gpu)]
-    machines = [
-        (name, each) for name, each in machines if each.kind not in STATIC_SHAPES and len(each.devices) == 1
-    ]
+        atomic.check_writable(Path(options.out), "OUT", log=print, suffixes=[".png"])
+    named = [(name, parse_gpu(name)) for name in machine_names(options.gpu)]
+    machines = [one for one in named if one[1].kind not in STATIC_SHAPES and len(one[1].devices) == 1]
     if not machines:
         raise ConfigError(f"GPU={options.gpu} is not one GPU", todo="name one; the table says how many")
+    request = Request(**given, precision=precision, checkpoint=options.checkpoint == "y").with_length()
     rows = [(name, *cells(request, each.kind, each.devices[0], options)) for name, each in machines]
     print(f"{request.model}, {request.precision}, AdamW, {request.settings()}: predicted, not measured")
     print("\n".join(aligned(columns([HEAD, *rows]))))

@@ -57,6 +57,8 @@ def main() -> int:
 def check(kind: str, name: str, *, task: str = "") -> None:
     """Raise ConfigError for a name or a task that cannot be scaffolded. Writes nothing."""
     noun = KINDS[kind].noun
+    if not name:
+        raise ConfigError(f"a new {noun} needs NAME=", todo=f"give one, such as NAME=my_{kind}")
     reserved = keyword.iskeyword(name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]", name) or reserved or "__" in name:
         raise ConfigError(
@@ -73,7 +75,7 @@ def check(kind: str, name: str, *, task: str = "") -> None:
             raise ConfigError(f"{shown(path)} exists", todo="choose another NAME= or remove it")
     if kind == "model":
         template_of(task)
-    _check_symbols(kind, name)
+    _check_symbols(kind, name, task)
 
 
 def template_of(task: str) -> str:
@@ -116,7 +118,7 @@ def scaffold(kind: str, name: str, *, task: str = "") -> list[Path]:
     templates = TEMPLATES / kind
     if kind == "model":
         templates /= template_of(task)
-        selects = vars(TASKS.load(task)).get("SELECTS") if task != templates.name else None
+        selects = _selects(task) if task != templates.name else None
         names["selects"] = f"\tselect {selects}\n" if selects else ""
     written = [directory / name for name in ("__init__.py", "Kconfig", f"{KINDS[kind].file}.py")]
     try:
@@ -138,13 +140,20 @@ def scaffold(kind: str, name: str, *, task: str = "") -> list[Path]:
     return [*written, *others]
 
 
+def _selects(task: str) -> Any:
+    return vars(TASKS.load(task)).get("SELECTS")
+
+
 def fill(template: Path, names: dict[str, str]) -> str:
     """Return the text of `template` (without its suffix .tmpl) with each ${NAME} replaced."""
     return Template(template.with_name(f"{template.name}.tmpl").read_text(encoding="utf-8")).substitute(names)
 
 
-def _check_symbols(kind: str, name: str) -> None:
-    """Raise ConfigError where symbols of `name` and of another plug-in could be mixed up."""
+def _check_symbols(kind: str, name: str, task: str) -> None:
+    """Raise ConfigError where symbols of `name` and of another plug-in could be mixed up.
+
+    Also where the SELECTS of `task`, if any, is no symbol: Kconfig selects what is not there without a word.
+    """
     base = external()
     ready = base is None or has_kconfig(base)  # a folder that begins with this plug-in cannot be checked yet
     tree = load_own_tree(ROOT) if ready else load_tree(srctree=ROOT, prefix="CONFIG_")
@@ -154,6 +163,10 @@ def _check_symbols(kind: str, name: str) -> None:
     paths = [*KINDS[kind].folders(ROOT, "Kconfig"), *KINDS[kind].of_external("Kconfig")]
     homes = [path.parent for path in paths]
     clashes += [f"those of {shown(home)}" for home in homes if name.startswith(f"{home.name}_")]
+    selects = _selects(task) if task else None
+    if selects and not getattr(tree.syms.get(selects), "nodes", ()):
+        what = f'{TASKS.place(task)}/task.py: SELECTS = "{selects}" is no symbol'
+        raise ConfigError(what, todo="name one that a Kconfig file defines")
     if clashes:
         raise ConfigError(
             f"{name!r} cannot be the name of a {KINDS[kind].noun}",

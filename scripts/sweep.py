@@ -155,15 +155,14 @@ def draw_main_effects(experiment: Experiment, results: Sequence[Result], file: P
 
 def write_yaml(out: Path | None) -> int:
     """Write the configuration as an experiment file to stdout or to a new file `out`. Raises ConfigError."""
-    if out is not None and out.suffix != ".yaml":
-        raise ConfigError(f"OUT={out} does not end in .yaml", why="make sweep recognises a file by that")
+    if out is not None:
+        atomic.check_writable(out, "OUT", log=print, suffixes=[".yaml"])  # by which make sweep recognises it
     text = as_yaml(kconf.from_environment(ROOT), root=ROOT)
     if out is None:
         print(text, end="")
         return 0
-    if out.exists() and out.read_text(encoding="utf-8", errors="replace") != text:
+    if out.is_file() and out.read_text(encoding="utf-8", errors="replace") != text:
         raise ConfigError(f"{out} exists", todo="remove it, or give another OUT=")
-    atomic.check_writable(out, "OUT", log=print)
     atomic.save(out, text)
     print(f"{out}: written; make sweep {setting('SWEEP', out)} trains it")
     return 0
@@ -179,7 +178,8 @@ def file_of(name: str) -> Path:
     file = Path(name) if name.endswith(".yaml") else SWEEPS / f"{name}.yaml"
     if not file.is_file():
         known = ", ".join(path.stem for path in sorted(SWEEPS.glob("*.yaml")))
-        raise ConfigError(f"there is no sweep {name!r}", todo=f"SWEEP= is one of {known}, or a file")
+        what = f"there is no sweep {name!r}" if name else "there is no SWEEP="
+        raise ConfigError(what, todo=f"SWEEP= is one of {known}, or a file")
     return file
 
 

@@ -115,6 +115,9 @@ function target_of(goal,    i, name, front, back) {
 	return ""
 }
 
+# Whether it writes the whole configuration anew.
+function replaces(goal) { return target_of(goal) ~ /^(defconfig-NAME|NAME_defconfig|defconfig|all[a-z]+config|randconfig|tinyconfig)$/ }
+
 function any_takes(name,    i) {
 	for (i = 1; i <= goals; i++) if ((target_of(goal[i]), name) in takes) return 1
 	return 0
@@ -128,7 +131,7 @@ function users_of(name,    i, users) {
 function refuse(error) { print "\n" error; exit 2 }
 function ask(strange, error) { print strange "\n" error; exit 3 }
 
-function check(    i, names, given, strange, name, key) {
+function check(    i, names, given, strange, name, key, whole) {
 	goals = split(ENVIRON["KCONFIG_MAKE_GOALS"], goal, " ")
 	names = split(ENVIRON["KCONFIG_MAKE_VARIABLES"], given, " ")
 	for (i = 1; i <= goals; i++) {
@@ -147,6 +150,12 @@ function check(    i, names, given, strange, name, key) {
 		key = name ~ /^CONFIG_/ ? "CONFIG_*" : name
 		if (!(("*", key) in takes) && !any_takes(key)) refuse(unused(name, key))
 		if (key == name) check_value(name, ENVIRON[name] "")
+	}
+	for (i = 1; i <= goals; i++) {
+		if (whole != "" && replaces(goal[i]) && goal[i] != whole)
+			refuse(goal[i] " would replace what " whole " has written; name one of them; NAME+FRAGMENT adds a fragment")
+		if (replaces(goal[i])) whole = goal[i]
+		else if (target_of(goal[i]) !~ /^(FRAGMENT\.config|mergeconfig|setconfig)$/) whole = ""
 	}
 	# What loads the configuration checks the names of options itself; for other goals, which may come before, it is done now.
 	for (i = 1; i <= names; i++) if (given[i] ~ /^CONFIG_/)

@@ -119,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--steps", type=steps, default=20, help="steps of the trace")
     profile.add_argument("--out", type=Path, default=ROOT / "build" / "profile", help="folder to write to")
     check = commands.add_parser("data-check", help="show what the configured data set holds")
-    check.add_argument("--out", type=Path, help="PNG of the contact sheet; default: below build/data-check")
+    check.add_argument(
+        "--out", type=Path, help="PNG of the contact sheet; default: below build/data-check, or O="
+    )
     preflight = commands.add_parser("preflight", help="check the configured run on a few samples")
     preflight.add_argument("--json", action="store_true", help="machine-readable output")
     return parser

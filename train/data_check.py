@@ -23,7 +23,8 @@ from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, Part, TextClassSpec, restrict
 from lib.data.datasets.files import DataCode, described, wrong_result
 from lib.data.types import Indices, TableClassSpec, TableLabelsSpec, TableSpec, TokenTagSpec, row_text
-from lib.errors import ConfigError, foremost
+from lib.errors import foremost
+from lib.kconf.project import Project
 from lib.nn.model_code import check_tokenizer
 from lib.plugins import DATASETS
 from lib.tiers import with_tier
@@ -40,16 +41,15 @@ _TILE, _LINE = 96, 18  # pixels of a sample, and of the name of its class above 
 
 
 def data_check(requested: kconf.Resolved, *, root: Path, out: Path | None) -> int:
-    """Print what the data set holds, and write a contact sheet of images to `out`, or below build/.
+    """Print what the data set holds, and write a contact sheet of images to `out`, or below build/ or O=.
 
     All samples are read, whatever CONFIG_DATA_LIMIT and CONFIG_HOLDOUT are. Raises what training would.
     """
     config = config_from_values(with_tier(requested, root=root, log=log).values)
-    if out is not None and out.suffix.lower() != ".png":
-        raise ConfigError(f"OUT={out} is no PNG file", todo="end its name in .png")
     note = log if out is not None else lambda _: None  # the folder by default is no user's
-    out = out or root / "build" / "data-check" / f"{config.dataset}.png"
-    check_writable(out, "OUT", log=note)
+    made = Project.of_environment(root).output
+    out = out or (made if made.parts else root / "build") / "data-check" / f"{config.dataset}.png"
+    check_writable(out, "OUT", log=note, suffixes=[".png"])
     check_tokenizer(config.model, config.model_options, config.tokenizer, config.tokenizer_dir)
     dataset = open_configured(config, root=root, log=log)
     show: Show = partial(_shown, config.dataset, dataset)

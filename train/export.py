@@ -143,7 +143,7 @@ def _check_request(layout: str, directory: Path, log: Callable[[str], object]) -
             why = f"it is an extra: FORMAT={layout} needs it"
             todo = f"install it, for example with .venv/bin/pip install {' '.join(FORMATS[layout])}"
             raise ConfigError(f"the package {package} is not installed", why=why, todo=todo)
-    check_writable(directory, "DIRECTORY", log=log, is_folder=True)
+    check_writable(directory, "DIRECTORY", log=log)
     check_replaceable(directory, layout)
 
 

@@ -169,11 +169,9 @@ def command(
 
 def _check_out(out: Path, inputs: Sequence[str]) -> None:
     """Raise ConfigError where predictions cannot be written, before they are made."""
-    if out.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"OUT={out} is of no known format", todo=f"end its name in {', '.join(SUFFIXES)}")
     if any(Path(each).resolve() == out.resolve() for each in inputs):
         raise ConfigError(f"OUT={out} is an input", todo="name another file")
-    atomic.check_writable(out, "OUT", log=log)
+    atomic.check_writable(out, "OUT", log=log, suffixes=SUFFIXES)
 
 
 def _text(found: Predictions, suffix: str) -> str:

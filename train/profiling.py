@@ -188,7 +188,7 @@ def profile(requested: kconf.Resolved | None, *, root: Path, steps: int, out: Pa
         data = open_training_data(config, root=root, log=lambda _: None)
         end_process(run_main(lambda: _profile(config, plan, data, hardware, steps=steps, out=out)))
     assert requested is not None
-    atomic.check_writable(out, "OUT", log=log, is_folder=True)
+    atomic.check_writable(out, "OUT", log=log)
     resolved = with_tier(requested, root=root, log=log)
     config = config_from_values(resolved.values).replace(**STEPS_ONLY)
     hardware = probe(config.device)

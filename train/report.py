@@ -20,7 +20,7 @@ def report(name: str, *, root: Path, runs: Path, out: Path | None) -> int:
     The folder of a scaling sweep in place of a name has a report, too.
     """
     if out is not None:
-        check_writable(out, "OUT", log=print, suffix=".html")
+        check_writable(out, "OUT", log=print, suffixes=[".html"])
     if name and (Path(name) / PLAN).is_file():
         with importing():
             from lib.scaling.experiments import PAGE, ScalingExperiments

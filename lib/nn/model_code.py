@@ -64,15 +64,21 @@ def load_model(name: str) -> ModelModule:
 
 @dataclass(frozen=True, slots=True)
 class PluginCode(AbstractContextManager[None], ContextDecorator):
-    """Context that turns exceptions from the code of plug-in `name` into one line with its file and line."""
+    """Context that turns exceptions from the code of plug-in `name` into one line with its file and line.
+
+    loop_frees_memory: what calls it reports that memory ran out, or tries again with less.
+    """
 
     kind: ClassVar[plugins.Kind]
+    loop_frees_memory: ClassVar[bool] = True
     name: str
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
+        if not isinstance(error, Exception) or isinstance(error, ToolkitError):
+            return
+        if self.loop_frees_memory and is_out_of_memory(error):
             return
         place = place_in_code(error, root=plugin_folders.ROOT)
         # The call itself fails where a function has other parameters.

@@ -278,7 +278,7 @@ def main() -> int:
         from scripts.bench.peers import compare_all
 
         if options.out:  # before a quarter of an hour
-            atomic.check_writable(options.out, "OUT", log=print)
+            atomic.check_writable(options.out, "OUT", log=print, suffixes=[".json"])
         timing = ["--rounds", str(options.rounds), "--seconds", str(options.seconds)]
         return compare_all([*timing, *["--cpu-time"] * options.cpu_time], out=options.out)
     resolved, requested = configured()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -25,13 +26,15 @@ def few_generated() -> Iterator[None]:
     """What is generated, or found with Python, is little."""
     with ExitStack() as patches:
         for module in (digits, scenes):
-            patches.enter_context(mock.patch.multiple(module, TRAIN_SIZE=TRAIN, TEST_SIZE=TEST))
+            few = replace(module._SET, sizes=(TRAIN, TEST))
+            functions = {"describe": few.describe, "open_set": few.open_set}
+            patches.enter_context(mock.patch.multiple(module, TRAIN_SIZE=TRAIN, TEST_SIZE=TEST, **functions))
         patches.enter_context(mock.patch.multiple(markov, TRAIN_BYTES=4000, VALIDATION_BYTES=400))
         text = Path(__file__).read_bytes()
         library = Corpus("here", "here", lambda: Texts(text, text[:400], ""))
         patches.enter_context(mock.patch("lib.data.datasets.texts.data.python_library", lambda: library))
-        for few in told_of("few_generated"):
-            for patch in few():
+        for others in told_of("few_generated"):
+            for patch in others():
                 patches.enter_context(patch)
         yield
 

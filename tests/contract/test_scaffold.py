@@ -16,6 +16,7 @@ from lib.errors import ConfigError
 from lib.plugins import TASKS
 from scripts import scaffold as scaffolding
 from scripts.scaffold import TEMPLATES
+from train.tasks.classify import task as classify
 
 # Tasks whose models are not to be had by a template.
 WITHOUT_TEMPLATE = [task for task in TASKS.names() if not (TEMPLATES / "model" / task).is_dir()]
@@ -94,7 +95,7 @@ def test_new_plug_ins_of_external_are_written_there(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "task", "message"),
     [
-        ("", "classify", "cannot be the name of a model"),
+        ("", "classify", "a new model needs NAME=; give one, such as NAME=my_model"),
         ("My-Net", "classify", "cannot be the name of a model"),
         ("../escape", "classify", "cannot be the name of a model"),
         ("class", "classify", "cannot be the name of a model"),
@@ -209,6 +210,15 @@ def test_a_model_of_a_new_task_trains_at_once(tree: Path) -> None:
 )
 def test_what_cannot_be_a_plug_in_is_refused(kind: str, name: str, message: str) -> None:
     refused(kind, name, message)
+
+
+def test_a_task_that_selects_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaffolding.check("model", "my_net", task="classify")
+    monkeypatch.setattr(classify, "SELECTS", "MODEL_LEARNS_MY_TASKS", raising=False)
+    with pytest.raises(
+        ConfigError, match=r'^train/tasks/classify/task.py: SELECTS = "MODEL_LEARNS_MY_TASKS" is no'
+    ):
+        scaffolding.check("model", "my_net", task="classify")
 
 
 def status(tree: Path) -> list[str]:

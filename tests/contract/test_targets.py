@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.making import ROOT, Row, make_database, table, user_targets
+from tests.contract.making import ROOT, Make, Row, make_database, table, user_targets
 
 MAKEFILE_LINES = 250
 # Files that make looks for are no targets of its own.
@@ -49,6 +49,15 @@ def test_every_target_has_a_row_and_every_row_a_rule() -> None:
     fewer = [row for row in rows if row.target not in {"plan", "train-NAME"}]
     assert {"plan", "train-%", "train-lenet5"} <= rowless(rules, fewer)
     assert ruleless(rules, [*rows, Row("no-rule", {}, "")]) == {"no-rule"}
+
+
+@pytest.mark.parametrize("second", ["defconfig-resnet18", "resnet18_defconfig", "defconfig", "allnoconfig"])
+def test_of_two_whole_configurations_neither_is_written(make: Make, second: str) -> None:
+    done = make("defconfig-lenet5", second)
+    assert (done.returncode, done.calls) == (2, [])
+    assert f"error: {second} would replace what defconfig-lenet5 has written; name one" in done.stderr
+    for between in ("debug.config", "train"):
+        assert make("-n", "defconfig-lenet5", between, second).returncode == (0 if between == "train" else 2)
 
 
 @pytest.mark.slow

@@ -275,7 +275,7 @@ IMAGE_FAULTS = {
     "pickle": ("{here}/pickle.npz", "out.csv", "is no npz file of plain arrays"),
     "two arrays": ("{here}/two.npz", "out.csv", "has 2 arrays; call the one to predict inputs"),
     "OUT is an input": ("{here}/good.png", "good.png.csv", "OUT={here}/good.png.csv is an input"),
-    "OUT without format": ("{here}/good.png", "out.txt", "is of no known format; end its name in .csv"),
+    "OUT without format": ("{here}/good.png", "out.txt", "does not end in .csv or .json or .jsonl: another"),
     "OUT is a folder": ("{here}/good.png", "folder.csv", "OUT={here}/folder.csv is a folder"),
     "OUT below a file": ("{here}/good.png", "good.png/out.csv", "is no folder that you can write to"),
 }

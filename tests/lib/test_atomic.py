@@ -91,15 +91,15 @@ def test_a_standard_stream_is_written_to_between_other_output(tmp_path: Path) ->
 
 def test_a_stream_may_be_in_a_folder_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    check_writable(Path("/dev/stdout"), "OUT", log=print)
+    check_writable(Path("/dev/stdout"), "OUT", log=print, suffixes=[".json"])
     with pytest.raises(ConfigError, match="cannot be written in /dev"):
-        check_writable(Path("/dev/file"), "OUT", log=print)
+        check_writable(Path("/dev/file"), "OUT", log=print, suffixes=[".json"])
 
 
 def test_a_name_with_another_suffix_is_refused(tmp_path: Path) -> None:
-    check_writable(tmp_path / "a.HTML", "OUT", log=print, suffix=".html")
-    with pytest.raises(ConfigError, match=r"OUT=.*README\.md does not end in \.html"):
-        check_writable(tmp_path / "README.md", "OUT", log=print, suffix=".html")
+    check_writable(tmp_path / "a.HTML", "OUT", log=print, suffixes=[".html"])
+    with pytest.raises(ConfigError, match=r"OUT=.*README\.md does not end in \.html or \.csv"):
+        check_writable(tmp_path / "README.md", "OUT", log=print, suffixes=[".html", ".csv"])
 
 
 def test_the_data_is_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,21 +145,20 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_will_be_made_is_told_and_one_that_cannot_be_is_refused(tmp_path: Path) -> None:
     told = list[str]()
     (tmp_path / "file").touch()
-    for name in ("a.csv", "file"):
-        check_writable(tmp_path / name, "OUT", log=told.append)
+    check_writable(tmp_path / "a.csv", "OUT", log=told.append, suffixes=[".csv"])
     for name in (".", "new"):
-        check_writable(tmp_path / name, "DIRECTORY", log=told.append, is_folder=True)
+        check_writable(tmp_path / name, "DIRECTORY", log=told.append)
     assert not told
-    check_writable(tmp_path / "b" / "c" / "a.csv", "OUT", log=told.append)
-    check_writable(tmp_path / "b" / "new", "DIRECTORY", log=told.append, is_folder=True)
+    check_writable(tmp_path / "b" / "c" / "a.csv", "OUT", log=told.append, suffixes=[".csv"])
+    check_writable(tmp_path / "b" / "new", "DIRECTORY", log=told.append)
     folders = [("OUT", "b/c", "a.csv"), ("DIRECTORY", "b", "new")]
     assert told == [
         f"{variable}={tmp_path / above / name}: there is no folder {tmp_path / above}; it will be made"
         for variable, above, name in folders
     ]
-    for name, is_folder in (("file/a.csv", False), ("file", True), ("file/new", True)):
+    for name, suffixes in (("file/a.csv", [".csv"]), ("file", []), ("file/new", [])):
         with pytest.raises(ConfigError, match=f"OUT={tmp_path / name} cannot be written in"):
-            check_writable(tmp_path / name, "OUT", log=told.append, is_folder=is_folder)
+            check_writable(tmp_path / name, "OUT", log=told.append, suffixes=suffixes)
     with pytest.raises(ConfigError, match=f"OUT={tmp_path} is a folder"):
-        check_writable(tmp_path, "OUT", log=told.append)
+        check_writable(tmp_path, "OUT", log=told.append, suffixes=[".csv"])
     assert len(told) == 2 and [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -33,6 +33,18 @@ def test_a_data_set_whose_kconfig_gives_it_no_name_is_told() -> None:
         config_from_values({**values, "DATASET": None})
 
 
+def test_a_model_of_something_else_is_no_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        name: load(root=ROOT, config_file=ROOT / "defconfigs" / name).values for name in ("lenet5", "gpt2")
+    }
+    monkeypatch.setattr("lib.config.task_of", lambda _: "lm")
+    assert config_from_values(values["gpt2"]).task == "lm"
+    with pytest.raises(
+        ConfigError, match=r'^models/lenet5/model\.py: TASK = "lm" is for models of texts: its K'
+    ):
+        config_from_values(values["lenet5"])
+
+
 def test_a_model_may_leave_the_table_and_the_target_open(tmp_path: Path, tree: Path) -> None:
     kconfig = tree / "models/lenet5/Kconfig"
     lines = kconfig.read_text().splitlines(keepends=True)

@@ -53,7 +53,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     (tmp_path / "file").touch()
-    for out, told in ((tmp_path, "is a folder; name a file in it"), (tmp_path / "file" / "x", "cannot be")):
+    for out, told in (
+        (tmp_path, "is a folder; name a file in it"),
+        (tmp_path / "file" / "x", "cannot be"),
+        (tmp_path / "README.md", f"README.md does not end in .{'json' if command == 'curve' else 'html'}"),
+    ):
         arguments = [command, "--runs", str(tmp_path), f"--out={out}"]  # there is no run, which is told later
         monkeypatch.setattr(sys, "argv", arguments)
         with pytest.raises(ConfigError, match=told):
@@ -103,7 +107,7 @@ def runs(tmp_path: Path) -> list[RunDir]:
 
 def test_only_what_differs_is_listed(runs: list[RunDir]) -> None:
     found = compare.differences(runs, NAMES)
-    options, decisions = (section.blocks[0] for section in found)
+    options, decisions = (section.blocks[0] for section in found[:2])
     assert options["head"] == ["option", "one", "two"]
     assert options["rows"] == [
         ["CONFIG_EMA", "n", "y"],
@@ -119,7 +123,21 @@ def test_only_what_differs_is_listed(runs: list[RunDir]) -> None:
     legends = compare.legends_of(NAMES, found[0])
     assert legends == ["EMA=n SEED=1 EMA_DECAY=-", "EMA=y SEED=2 EMA_DECAY=0.9"]
     same = compare.differences(runs[:1] * 2, NAMES)
-    assert [(section.notes, section.blocks) for section in same] == [(["There is none."], [])] * 2
+    assert [(section.notes, section.blocks) for section in same] == [(["There is none."], [])] * 3
+
+
+def test_runs_of_other_code_differ(
+    runs: list[RunDir], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run, digit in zip(runs, "ab", strict=True):
+        facts = {"model": {"sha256": 64 * "c"}, "data set": {"sha256": 64 * digit}}
+        run.write("plugins", facts)
+    runs[1].write("env", {"torch": "2.13.0", "git_commit": 40 * "d"})
+    code = compare.differences(runs, NAMES)[2]
+    assert code.blocks[0]["rows"] == [["data set", 8 * "a", 8 * "b"], ["git commit", "-", 8 * "d"]]
+    call(monkeypatch, folder := runs[0].path.parent.parent, " ".join(run.name for run in runs))
+    assert "Differences of the code" in capsys.readouterr().out
+    assert 8 * "b" in (folder / "compare.html").read_text()
 
 
 def test_legends_begin_with_names_only_where_options_do_not_tell_runs_apart() -> None:

@@ -323,8 +323,10 @@ def test_settings_of_configurations_are_named(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"gpu": "rtx3090"}, "MODEL= GPU=rtx3090 is not a model and a GPU; write MODEL=timm:NAME"),
-        ({"model": "timm:images"}, "and GPU=rtx3090 or GPU=all"),
+        ({"gpu": "rtx3090"}, "there is no MODEL=; write MODEL=timm:NAME"),
+        ({"model": "timm:images"}, "there is no GPU=; write .* GPU=rtx3090 or GPU=all"),
+        ({"model": "images", "gpu": "rtx3090"}, "MODEL=images is of neither timm nor hf; write"),
+        ({"model": "timm:none", "gpu": "rtx3090", "out": "README.md"}, r"does not end in \.png"),
         (
             {"model": "timm:images", "gpu": "rtx3090", "seq": "128"},
             "SEQ=128: timm:images takes no tokens; leave SEQ= out",
@@ -349,7 +351,7 @@ def test_settings_of_configurations_are_named(
             {"model": "hf:class.json", "gpu": "rtx3090"},
             r'MODEL=hf:class.json names no model: .*Nobody.*; write "architectures"',
         ),
-        ({"model": "timm:images", "gpu": "rtx3090x2"}, "GPU=rtx3090x2 is not one GPU"),
+        ({"model": "timm:none", "gpu": "rtx3090x2"}, "GPU=rtx3090x2 is not one GPU"),
         ({"model": "timm:images", "gpu": "tpu-v4-8"}, "GPU=tpu-v4-8 is not one GPU"),
         ({"model": "timm:images", "gpu": "rtx3090", "checkpoint": "q"}, "CHECKPOINT=q is neither y nor n"),
         (

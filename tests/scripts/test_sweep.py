@@ -112,3 +112,9 @@ def test_a_sweep_uses_runs_of_other_commands(
     there = "6 of 10" if confirm else "3 of 6"
     assert f"{there} runs are there, some from make train\n" in printed
     assert ("3 count as looks" in printed) == confirm
+
+
+@pytest.mark.parametrize(("name", "told"), [("", "no SWEEP=; SWEEP= is one of"), ("x", "no sweep 'x';")])
+def test_a_sweep_that_is_not_there_is_refused(name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is {told}"):
+        sweep.file_of(name)

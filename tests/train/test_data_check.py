@@ -169,6 +169,17 @@ def test_all_faults_are_listed_and_nothing_is_drawn(photos: Path) -> None:
     assert len(json.loads((runner.newest().path / "data.json").read_text())["skipped"]) == 32
 
 
+def test_the_sheet_is_below_the_output_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5")
+    for output, folder in (("", tmp_path / "build"), (str(tmp_path / "o"), tmp_path / "o")):
+        monkeypatch.setenv("KCONFIG_OUTPUT", output or ".")
+        assert data_check(resolved, root=tmp_path, out=None) == 0
+        assert f"{folder}/data-check/digits.png" in capsys.readouterr().out
+        assert (folder / "data-check" / "digits.png").is_file()
+
+
 @pytest.mark.parametrize("out", ["sheet.jpg", "file.png/sheet.png"])
 def test_a_sheet_that_cannot_be_written_is_told_first(out: str, tmp_path: Path) -> None:
     (tmp_path / "file.png").touch()

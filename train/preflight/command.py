@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from lib import kconf
 from lib.config import config_from_values
 from lib.devices.probe import probe
-from lib.errors import ToolkitError
+from lib.errors import DataError, ToolkitError
 from lib.nn.model_code import place_in_code
 from lib.plan.placement import refuse_static_shapes
 from lib.tiers import with_tier
@@ -67,11 +67,18 @@ def _checks(resolved: kconf.Resolved, **options: Any) -> Iterator[Check]:
     try:
         candidate = candidate_of(resolved, **options)
     except Exception as error:
-        if not isinstance(error, ToolkitError) and (reason := failure(error, root=options["root"])):
+        if reason := _fault_of_model(error, root=options["root"]):
             yield Check("model", False, reason, time.perf_counter() - started)
             return
         raise
     yield from run_checks(candidate, resolved)
+
+
+def _fault_of_model(error: Exception, *, root: Path) -> str:
+    """Return `failure` of what a model's code raised, also as an error of the toolkit's; "" for others."""
+    cause = error.__cause__ if isinstance(error, ToolkitError) else error
+    is_own = cause is error or (isinstance(cause, Exception) and place_in_code(cause, root=root))
+    return failure(error, root=root) if is_own and not isinstance(error, DataError) else ""
 
 
 def candidate_of(

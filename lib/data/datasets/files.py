@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -125,6 +125,9 @@ def open_dataset(location: DataLocation, options: Mapping[str, Any]) -> Dataset:
         chosen = DATASETS.options(location.name, options)
         dataset: Dataset = DATASETS.load(location.name).open_set(chosen, location)
         check_dataset(dataset, location.name, "open_set")
+    known = describe_dataset(replace(location, log=lambda _: None), options)
+    if known is not None and (fault := _difference(known, dataset)):
+        raise wrong_result(location.name, "describe", fault)
     return dataset
 
 
@@ -140,6 +143,22 @@ def describe_dataset(location: DataLocation, options: Mapping[str, Any]) -> Data
         if metadata is not None:
             check_dataset(metadata, location.name, "describe")
     return metadata
+
+
+def _difference(known: Dataset, opened: Dataset) -> str:
+    """Return what `known` by `describe` differs in from `opened`, "" for nothing.
+
+    Left out are means and deviations, what one does not know, and sizes where damaged files are left out.
+    """
+    facts = [{f"spec.{name}": value for name, value in asdict(each.spec).items()} for each in (known, opened)]
+    for each, of in zip((known, opened), facts, strict=True):
+        of |= {"spec": type(each.spec).__name__}
+        of |= {} if opened.skipped else {"train.size": each.train.size, "test.size": each.test.size}
+    for name in sorted(facts[0].keys() & facts[1].keys() - {"spec.mean", "spec.std"}):
+        one, other = (each[name] for each in facts)
+        if one != other and None not in (one, other):
+            return f"{name} {one}, and open_set {other}"
+    return ""
 
 
 def first_file(files: Iterable[Path]) -> Path | None:
@@ -179,6 +198,7 @@ class DataCode(PluginCode):
     """Context that turns exceptions from the code of data set `name` into a DataError with file and line."""
 
     kind = DATASETS
+    loop_frees_memory = False
 
     def reported(self, error: Exception, place: str, _trace: TracebackType | None) -> ToolkitError | None:
         """Return a DataError for a fault of its code."""

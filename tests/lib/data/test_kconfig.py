@@ -52,11 +52,12 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         target = tmp_path / file.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
-    for name, capability in (("WRITER", "MODEL_DATA_TEXT"), ("READER", "MODEL_CLASSIFIES_TEXT")):
+    models = ("WRITER", "MODEL_DATA_TEXT", "lm"), ("READER", "MODEL_CLASSIFIES_TEXT", "classify")
+    for name, capability, task in models:
         folder = tmp_path / "models" / f"toy_{name.lower()}"
         folder.mkdir(parents=True)
         (folder / "Kconfig").write_text(MODEL.format(name=name, lower=name.lower(), capability=capability))
-        (folder / "model.py").write_text('TASK = "lm"\n')
+        (folder / "model.py").write_text(f'TASK = "{task}"\n')
     monkeypatch.setattr(plugin_folders, "ROOT", tmp_path)
     return tmp_path
 

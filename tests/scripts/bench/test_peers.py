@@ -15,8 +15,8 @@ import torch
 from docs.benchmarks.comparison.peer_models import peer_model
 from docs.benchmarks.comparison.peers import Samples, case_of
 from lib.data import ImageSpec
-from lib.errors import ToolkitError
-from scripts.bench import peers
+from lib.errors import ConfigError, ToolkitError
+from scripts.bench import peers, throughput
 from scripts.bench.throughput import normalised
 from train.training_data import built
 
@@ -54,6 +54,12 @@ def test_every_case_has_a_table_and_the_file_has_all_figures(
     assert "0.500" in printed and "17" in printed
     assert {"load", "seconds", "unit"} <= figures[0].keys()
     assert figures[-1] == {"case": "time to a loss", "curves": {"ours": [[[1.0, 2.0]]]}}
+
+
+def test_only_a_json_file_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--peers", "--out=README.md"])
+    with pytest.raises(ConfigError, match=r"OUT=README\.md does not end in \.json"):
+        throughput.main()
 
 
 def test_nothing_is_compared_where_nothing_can_be_installed(

@@ -294,30 +294,6 @@ def test_an_error_of_a_model_is_a_failed_check(candidate: Candidate, monkeypatch
         told(KeyError("a mistake of ours"))
 
 
-def test_what_is_raised_below_models_is_the_models(tmp_path: Path) -> None:
-    file = tmp_path / "models" / "mine" / "model.py"
-    names: dict[str, Any] = {}
-    exec(compile("def forward(x):\n    return {}[x]\n", str(file), "exec"), names)
-    with pytest.raises(KeyError) as error:
-        names["forward"]("width")
-    assert preflight.failure(error.value, root=tmp_path) == "models/mine/model.py:2: KeyError: 'width'"
-    assert preflight.failure(error.value, root=tmp_path / "other") == ""
-
-
-def test_a_model_that_cannot_be_measured_is_the_only_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def checked(error: Exception) -> list[preflight.Check]:
-        def candidate_of(*_: Any, **__: Any) -> None:
-            raise error
-
-        monkeypatch.setattr(preflight, "candidate_of", candidate_of)
-        return list(preflight._checks(None, root=ROOT, runs=ROOT, log=print))  # type: ignore[arg-type]
-
-    (check,) = checked(RuntimeError("mat1 and mat2"))
-    assert (check.name, check.passed, check.finding) == ("model", False, "RuntimeError: mat1 and mat2")
-    with pytest.raises(ConfigError):
-        checked(ConfigError("told as ever"))
-
-
 # What stands for the process of a rank: the folder's name says which of them fails, and how.
 PROGRAM = """
 import os, pathlib, sys, time

@@ -84,6 +84,7 @@ def test_a_set_without_fault_is_opened(write: Write) -> None:
     ("old", "new", "told"),
     [
         (OPEN, f"    raise ValueError('my boom')\n{OPEN}", r"own/data\.py:16: ValueError: my boom; correct"),
+        (OPEN, f"    raise MemoryError\n{OPEN}", r"own/data\.py:16: MemoryError; correct"),
         (OPEN, f"    raise KeyError(3)\n{OPEN}", r"own/data\.py:16: KeyError: 3"),
         (OPEN, f"    open('/nowhere/x')\n{OPEN}", r"own/data\.py:16: FileNotFoundError: .*/nowhere/x"),
         ("import numpy as np", "import nowhere", r"own/data\.py:1: ModuleNotFoundError: No module named"),
@@ -111,6 +112,8 @@ def test_a_set_without_fault_is_opened(write: Write) -> None:
         (PART, f"{PART[:-1]}, labels > 4)", r"rows bool \(10,\), not int64 \(N,\) or None, in train"),
         (PART, f"{PART[:-1]}, labels + 1)", r"row 10 at \[9\], not in 0\.\.9, in train"),
         ("mean=(0.5,)", "mean=()", r"data\.py:7: ValueError: 0 channels"),
+        ("SPEC, (10, 10)", "SPEC, (70, 10)", "describe returns train.size 70, and open_set 10; correct desc"),
+        ("(SPEC, (", "(SPEC.square('own', 4, 9, mean=(0,), std=(1,)), (", "spec.classes 9, and open_set 10"),
     ],
 )
 def test_a_fault_of_the_code_is_one_line_with_its_place(write: Write, old: str, new: str, told: str) -> None:
