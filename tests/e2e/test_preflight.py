@@ -18,5 +18,5 @@ def test_a_failed_check_fails_the_command_and_a_program_can_read_the_others(tmp_
     runner.configure("lenet5", TINY)
     (tmp_path / "runs").write_text("a file where runs should be")
     found = json.loads(runner.run("preflight", "--json", status=1))
-    assert len(found) == 11 and all(check["told"] for check in found)
+    assert len(found) == 12 and all(check["told"] for check in found)
     assert [check["name"] for check in found if not check["passed"]] == ["storage"]

@@ -112,7 +112,7 @@ def test_a_set_without_fault_is_opened(write: Write) -> None:
         (PART, f"{PART[:-1]}, labels > 4)", r"rows bool \(10,\), not int64 \(N,\) or None, in train"),
         (PART, f"{PART[:-1]}, labels + 1)", r"row 10 at \[9\], not in 0\.\.9, in train"),
         ("mean=(0.5,)", "mean=()", r"data\.py:7: ValueError: 0 channels"),
-        ("SPEC, (10, 10)", "SPEC, (70, 10)", "describe returns train.size 70, and open_set 10; correct desc"),
+        ("SPEC, (10, 10)", "SPEC, (70, 10)", "returns train.size 70, and open_set 10; correct that$"),
         ("(SPEC, (", "(SPEC.square('own', 4, 9, mean=(0,), std=(1,)), (", "spec.classes 9, and open_set 10"),
     ],
 )
