@@ -42,7 +42,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
     Standard streams and what is no file are written to.
     """
-    if _is_stream(path):  # a rename would replace the device, or the file to which a stream is redirected
+    if is_stream(path):  # a rename would replace the device, or the file to which a stream is redirected
         sys.stdout.flush()
         number = _STREAMS.get(str(path))
         opened = path.open("wb") if number is None else os.fdopen(os.dup(number), "wb")
@@ -61,7 +61,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
+    """Return True for standard output and errors, devices and pipes."""
     return str(path) in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
 
 
@@ -80,14 +81,14 @@ def check_writable(
     Without suffixes it is a folder. Folders above it that are not there will be, which is logged: a name may
     be misspelt. Devices and pipes need no suffix.
     """
-    file = (path if suffixes else path / "-").absolute()
+    file, is_written_to = (path if suffixes else path / "-").absolute(), bool(suffixes) and is_stream(path)
     above = next(each for each in file.parents if os.path.lexists(each))
-    if not _is_stream(path) and (not above.is_dir() or not os.access(above, os.W_OK | os.X_OK)):
+    if not is_written_to and (not above.is_dir() or not os.access(above, os.W_OK | os.X_OK)):
         why = "it is no folder that you can write to"
         raise ConfigError(f"{variable}={path} cannot be written in {above}", why=why)
     if suffixes and path.is_dir():
         raise ConfigError(f"{variable}={path} is a folder", todo="name a file in it")
-    if suffixes and path.suffix.lower() not in suffixes and not _is_stream(path):
+    if suffixes and path.suffix.lower() not in suffixes and not is_written_to:
         what = f"{variable}={path} does not end in {' or '.join(suffixes)}"
         raise ConfigError(what, why="another file may be meant", todo=f"write {variable}=NAME{suffixes[0]}")
     if above not in (path.absolute(), path.absolute().parent):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from lib.kconf.values import Value
 from lib.plugin_folders import definitions_in
 from lib.plugins import DATASETS, MODELS, TASKS, task_of
 
+_SELECTS_TEXT = re.compile(r"^\s*select\s+MODEL_DATA_TEXT\b", re.MULTILINE)
 OF_PLUG_INS = ("model_options", "task_options", "data_options")  # fields that hold the symbols of a plug-in
 
 
@@ -293,8 +295,8 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
     task = task_of(model)
-    kconfig = MODELS.home(model) / "Kconfig"
-    if task == "lm" and not any("select MODEL_DATA_TEXT" in body for _, body in definitions_in(kconfig)):
+    bodies = (body for _, body in definitions_in(MODELS.home(model) / "Kconfig"))
+    if task == "lm" and not (values.get("MODEL_DATA_TEXT") or any(map(_SELECTS_TEXT.search, bodies))):
         # With labels language models classify: a model of something else would, without a word.
         what = f'{MODELS.place(model)}/model.py: TASK = "lm" is for models of texts'
         why = "its Kconfig does not select MODEL_DATA_TEXT"

@@ -99,7 +99,10 @@ def _code(run: RunDir) -> dict[str, str]:
     """Return the first digits of the hashes of its plug-ins and of its commit, those that `run` stored."""
     facts, _ = objects_of(run, "plugins", "env")
     found = {**stored_digests(facts["plugins"]), "git commit": facts["env"].get("git_commit") or ""}
-    return {part: digest[:8] for part, digest in found.items() if digest}
+    # Of a run that resumed with other code, those of all.
+    return {
+        part: "+".join(each[:8] for each in digest.split("+")) for part, digest in found.items() if digest
+    }
 
 
 def legends_of(names: Sequence[str], options: Section) -> list[str]:

@@ -151,11 +151,10 @@ function check(    i, names, given, strange, name, key, whole) {
 		if (!(("*", key) in takes) && !any_takes(key)) refuse(unused(name, key))
 		if (key == name) check_value(name, ENVIRON[name] "")
 	}
-	for (i = 1; i <= goals; i++) {
-		if (whole != "" && replaces(goal[i]) && goal[i] != whole)
+	for (i = 1; i <= goals; i++) if (replaces(goal[i])) {
+		if (whole != "" && goal[i] != whole)
 			refuse(goal[i] " would replace what " whole " has written; name one of them; NAME+FRAGMENT adds a fragment")
-		if (replaces(goal[i])) whole = goal[i]
-		else if (target_of(goal[i]) !~ /^(FRAGMENT\.config|mergeconfig|setconfig)$/) whole = ""
+		whole = goal[i]
 	}
 	# What loads the configuration checks the names of options itself; for other goals, which may come before, it is done now.
 	for (i = 1; i <= names; i++) if (given[i] ~ /^CONFIG_/)

@@ -35,8 +35,8 @@ from train.job import Job, Progress, checkpoint_format, early_stop, saves_beside
 from train.planning.run_plan import RunRequest, plan_for, refuse
 from train.record import Record, RunRecord, log
 from train.signals import Rescaled, Stopped, ended_once, interrupted_text
-from train.summary import log_speed, log_summary, next_commands, report_memory, resume_command
-from train.training_data import TrainingData, evaluation_part, open_to_train, open_training_data
+from train.summary import eval_part, log_speed, log_summary, next_commands, report_memory, resume_command
+from train.training_data import TrainingData, open_to_train, open_training_data
 
 if TYPE_CHECKING:
     from lib.runs.sinks import Sink
@@ -280,7 +280,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")
         record.console.write_log(plain_text(planned.plan))
         if interrupted is not None:
-            from train.resume import note_changed_code
+            from train.resume import note_code
             from train.stored_run import log_differences
 
             # The configuration may have changed where that is allowed, such as the number of devices.
@@ -288,9 +288,9 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
             if run.identity != identity(planned.request.resolved.in_effect):
                 del requested["values"]  # the identity of an older version is the hash of the stored values
             now = _environment_files(planned, stored_weight_facts(run))
-            plugins = note_changed_code(run, now.pop("plugins"))
+            plugins = now.pop("plugins")
             log_differences(run, now={"plugins": plugins})
-            record.at_resume = partial(run.write, "plugins", plugins)  # the checkpoint may not fit its code
+            record.at_resume = partial(note_code, run, plugins)  # its checkpoint may not fit
             for name, content in (requested | now).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)
@@ -356,7 +356,7 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
         # The loop handles training steps; this is the set-up, an evaluation or a checkpoint.
         reason = loop.reason_if_out_of_memory(error)
         raise ToolkitError("out of memory outside the training step", why=reason) from error
-    part = evaluation_part(config, planned.data.dataset)
+    part = eval_part(config, planned.data.dataset)
     speed = partial(log_speed, job, planned.data, planned.hardware, step=progress.step)
     summary = partial(log_summary, job, planned.data.dataset, root=planned.request.root)
     ended: dict[str, Any] = {"part": part, "reason": early_stop(job, progress), "reports": (speed, summary)}

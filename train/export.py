@@ -48,8 +48,8 @@ from train.job import Job, evaluate, evaluated_weights
 from train.predict import outputs_of
 from train.record import format_evaluation, log
 from train.stored_run import Restored, restore
+from train.summary import eval_part
 from train.tasks.answers import Answers, answers_of
-from train.training_data import evaluation_part
 
 FORMATS = {  # and the packages that each needs
     "safetensors": ("safetensors",),
@@ -158,7 +158,7 @@ def _merged(restored: Restored, log: Callable[[str], None]) -> tuple[Restored, t
     from train.adapters import base_dtype
 
     dtype = base_dtype(restored.job.config)
-    job, part = restored.job, evaluation_part(restored.job.config, restored.data.dataset)
+    job, part = restored.job, eval_part(restored.job.config, restored.data.dataset)
     with job.eval_loader:
         before = format_evaluation(evaluate(job))
         with evaluated_weights(job):

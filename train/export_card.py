@@ -23,7 +23,7 @@ from lib.runs.identity import EXPORTED, source_of_base
 from lib.runs.metrics import NOT_METRICS
 from train.export_inputs import reading
 from train.stored_run import Restored
-from train.training_data import evaluation_part
+from train.summary import eval_part
 
 UNKNOWN = "unknown"
 _PATH = re.compile(
@@ -108,7 +108,7 @@ def facts_of(
         "data": _PATH.sub(r"\1", dataset.source),
         "evaluation": _evaluation(restored),
         "evaluation_merged": merged,
-        "evaluated_on": evaluation_part(job.config, dataset),
+        "evaluated_on": eval_part(job.config, dataset),
         "base_model": source.get("repository", base),
         "base_commit": source.get("commit"),
         "license": "other" if licences and not _licence(source) else _licence(source) or UNKNOWN,

@@ -39,7 +39,8 @@ class Record:
     def begin(self, step: int, total_steps: int | None) -> None:
         """Start at `step`: drop rows of later steps."""
 
-    at_resume: Callable[[], object] = staticmethod(lambda: None)  # called once the checkpoint was loaded
+    # Called before the first step of a run that resumes, with whether a checkpoint was loaded.
+    at_resume: Callable[[bool], object] = staticmethod(lambda _: None)
 
     def log(self, text: str) -> None:
         """Print a message to the user."""

@@ -81,7 +81,7 @@ def load_latest(job: Job, checkpoints: Path) -> Progress:
         job.record.log(
             "The checkpoint has no carry: every sample starts anew, and the run is not bitwise reproducible"
         )
-    job.record.at_resume()
+    job.record.at_resume(found is not None)
     job.record.log(f"Starting after step {progress.step}")
     return progress
 
@@ -95,13 +95,13 @@ def _lost(checkpoints: Path) -> str:
         return "" if step is None or step in checkpoint.steps(checkpoints) else name
 
 
-def note_changed_code(run: RunDir, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plugins.json of a run that is resumed; log where its code was other code before.
+def note_code(run: RunDir, facts: Mapping[str, Any], is_loaded: bool) -> None:
+    """Write the plugins.json of a run that resumes; log where its code was other code before.
 
-    facts: of the code now (`lib.nn.model_code.code_facts`).
+    facts: of the code now (`lib.nn.model_code.code_facts`). is_loaded: steps were made before.
     """
-    found = with_former(facts, objects_of(run, "plugins")[0]["plugins"])
+    found = with_former(facts, objects_of(run, "plugins")[0]["plugins"] if is_loaded else {})
     if parts := changed(stored_digests(found), stored_digests(facts)):
         what = f"NOTE: the code of its {parts} was changed after the run began"
         log(f"{what}: its further steps train by the code of today; CONFIG_RESUME_NEVER=y begins a new run")
-    return found
+    run.write("plugins", found)

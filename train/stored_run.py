@@ -33,12 +33,11 @@ from train.generate import Sampling, continued_text
 from train.job import Job
 from train.job import evaluate as evaluate_job
 from train.record import Record, format_evaluation, log
-from train.summary import baseline_of
+from train.summary import baseline_of, eval_part
 from train.tasks.base import preparation_of
 from train.training_data import (
     TrainingData,
     cache_of,
-    evaluation_part,
     make_training_data,
     open_training_data,
 )
@@ -65,7 +64,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     with job.train_loader, job.eval_loader:
         result = evaluate_job(job)
     dataset = restored.data.dataset
-    part = evaluation_part(job.config, dataset)
+    part = eval_part(job.config, dataset)
     print(f"{restored.run.path}, step {restored.step}: {format_evaluation(result)} ({part})")
     baseline = baseline_of(job.config, dataset, cache_dir=cache_of(root), log=log)
     if baseline is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lib.config import Config
 from lib.data.sampler import HasLengths, sample_stream
-from lib.data.types import Dataset, TextSpec, TokenPart, TokenTagSpec
+from lib.data.types import Dataset, TextSpec, TokenPart, TokensSpec, TokenTagSpec
 from lib.devices.host import given_to_make, make_in
 from lib.errors import DataError
 from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
@@ -36,6 +36,14 @@ class HasRunNote(Protocol):
 
     def run_note(self) -> str | None:
         """Return the note, None for none."""
+
+
+def eval_part(config: Config, dataset: Dataset) -> str:
+    """Return a description of the data that evaluation uses."""
+    spec = dataset.spec
+    whole = "validation part" if isinstance(spec, TokensSpec) else "test part"
+    part = "held-out training samples" if config.holdout else whole
+    return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
 
 def baseline_of(

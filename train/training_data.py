@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lib.config import Config
-from lib.data import DataLocation, Dataset, describe_dataset, open_dataset, restrict
+from lib.data import DataLocation, Dataset, check_described, describe_dataset, open_dataset, restrict
 from lib.data.cache import checked_before
-from lib.data.types import Spec, TokensSpec
+from lib.data.types import Spec
 from lib.errors import ConfigError, DataError, PlanError, raise_faults
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
@@ -123,15 +123,18 @@ def open_to_train(
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)
 
+    is_local = not config.data_dir or _data_dir(config, root=root, log=log, fetch=False) is not None
+
     def check() -> None:
-        # Of what is at a URL only the usual is known.
-        if known and not (config.data_dir and _data_dir(config, root=root, log=log, fetch=False) is None):
+        if known and is_local:  # of what is at a URL only the usual is known
             if base is None:
                 check_start(config, known, root, log=lambda _: None)
             refuse(config, make_training_data(config, known))
 
     with checked_before(check):
         data = open_training_data(config, root=root, log=log, refuse=refuse)
+    if known and is_local:
+        check_described(known, data.dataset, config.dataset)
     if base is not None:  # it takes longest, and data that are there were not checked
         refuse(config, data)
         check_base(base, config, data.dataset.spec, describe=partial(describe_training_data, root=root))
@@ -300,14 +303,6 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
         except ConfigError as error:
             errors.append(error)
     raise errors[0]
-
-
-def evaluation_part(config: Config, dataset: Dataset) -> str:
-    """Return a description of the data that evaluation uses."""
-    spec = dataset.spec
-    whole = "validation part" if isinstance(spec, TokensSpec) else "test part"
-    part = "held-out training samples" if config.holdout else whole
-    return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
 
 def built(config: Config, spec: Spec) -> nn.Module:

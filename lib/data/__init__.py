@@ -3,7 +3,7 @@
 Nothing here knows models, tasks or plans. Imported by models, train and scripts.
 """
 
-from lib.data.datasets.files import DataLocation, describe_dataset, open_dataset
+from lib.data.datasets.files import DataLocation, check_described, describe_dataset, open_dataset
 from lib.data.loader import Batch, EvalLoader, LoaderConfig, TrainLoader, choose_placement
 from lib.data.sampler import epoch_order, restrict, sample_stream, subset
 from lib.data.types import ArrayPart, Dataset, ImageSpec, Part, Spec, TextClassSpec, TextSpec, TokenPart
@@ -22,6 +22,7 @@ __all__ = [
     "TextSpec",
     "TokenPart",
     "TrainLoader",
+    "check_described",
     "choose_placement",
     "describe_dataset",
     "epoch_order",

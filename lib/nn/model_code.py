@@ -123,14 +123,21 @@ class TaskCode(PluginCode):
 
 
 def fault_of_plugin(error: Exception) -> ToolkitError | None:
-    """Return what is reported for an `error` that no context has met; None if no code of a plug-in led to it.
+    """Return what is reported for an `error` that no context has met; None where it is no plug-in's.
 
+    What code of the toolkit raises is a fault of the plug-in that called it only if that is of EXTERNAL=.
     Errors of the system are reported with their file wherever they come from.
     """
     if isinstance(error, ToolkitError | OSError) or is_out_of_memory(error):
         return None
-    place = place_in_code(error, root=plugin_folders.ROOT)
-    return ToolkitError(with_place(error, place)) if place else None
+    place, root = place_in_code(error, root=plugin_folders.ROOT), plugin_folders.ROOT
+    names = [each.filename for each in traceback.extract_tb(error.__traceback__)]
+    rooms = [root / room for room in ("lib", "models", "train", "scripts")]
+    own = [name for name in names if any(map(Path(name).is_relative_to, rooms))]
+    base = plugin_folders.external()
+    is_external = base is not None and (root / place).is_relative_to(base)
+    is_innermost = bool(own) and own[-1].removeprefix(f"{root}/") == place.rpartition(":")[0]
+    return ToolkitError(with_place(error, place)) if place and (is_external or is_innermost) else None
 
 
 def with_place(error: Exception, place: str) -> str:

@@ -7,12 +7,13 @@ stored values.
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +38,7 @@ _EXCLUDED = {
     *("KEEP_BEST", "RESUME", "WEIGHTS_DIR"),
 }
 _GROUPS = ("SLURM_", "SINK_")
-_PACKAGES = "|".join(re.escape(kind.package) for kind in plugins.KINDS)
-# Package of an import from other plug-ins' folders, or dots; then the name of a module, or names in it.
-_IMPORT = re.compile(
-    rf"^\s*(?:from|import)[ \t]+((?:{_PACKAGES})(?=[.\s])|\.\.+)\.?(\w*)"
-    r"(?:[ \t]+import[ \t]+(\([^)]*\)|[^(\n]*))?",
-    re.MULTILINE,
-)
-_ALIASED = re.compile(r"(\w+)(?:\s+as\s+\w+)?")
+_RELATIVE = re.compile(rb"\bfrom\s+\.")
 # What is hashed in place of the value: which strategy trains does not matter, as for AUTO.
 _HASHED_AS: Mapping[str, Value] = {"DIST_STRATEGY": "auto"}
 # Directories of which some files are hashed, and not where they are.
@@ -264,14 +258,35 @@ def _imported(files: Iterable[Path], homes: Mapping[str, list[Path]]) -> set[Pat
     """Return the sources below `homes` that `files` import, directly or not: modules and whole folders."""
     found, pending = set[Path](), {file for file in files if file.suffix == ".py"}
     while pending:
-        text = pending.pop().read_text(encoding="utf-8", errors="replace")
-        for package, name, names in _IMPORT.findall(text):
-            for module in [name] if name else _ALIASED.findall(names):
-                for home in homes[package] if package in homes else itertools.chain(*homes.values()):
-                    files = {*_sources(home / module), *home.glob(f"{module}.py")} - found
-                    found |= files
-                    pending |= {file for file in files if file.suffix == ".py"}
+        for dotted in _imports(pending.pop(), homes):
+            for package in [each for each in homes if dotted.startswith(f"{each}.")]:
+                name = dotted.removeprefix(f"{package}.").partition(".")[0]
+                for home in homes[package]:
+                    new = {*_sources(home / name), *home.glob(f"{name}.py")} - found
+                    found |= new
+                    pending |= {file for file in new if file.suffix == ".py"}
     return found
+
+
+def _imports(file: Path, homes: Mapping[str, list[Path]]) -> Iterator[str]:
+    """Yield the dotted names that `file` imports; relative ones of the packages in `homes`."""
+    content = file.read_bytes()
+    named = any(known and package.encode() in content for package, known in homes.items())
+    if not (named or _RELATIVE.search(content)):  # most files: parsing all takes half a second
+        return
+    try:
+        nodes = [*ast.walk(ast.parse(content))]
+    except (SyntaxError, ValueError):  # code that cannot run
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folder = file.parents[node.level - 1] if node.level else None
+            above = [package for package, known in homes.items() if folder in known] if folder else [""]
+            for package in above:
+                module = ".".join(filter(None, (package, node.module)))
+                yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def digest_of(files: Iterable[Path], *roots: Path) -> str:

@@ -10,7 +10,8 @@ import pytest
 
 # In an order in which each finds what it needs; goals that one make is called with follow each other.
 COMMANDS = (
-    "defconfig-lenet5 resnet18_defconfig",
+    "defconfig-lenet5",
+    "resnet18_defconfig",
     "defconfig DEFCONFIG=lenet5+debug",
     "fp32.config",
     "mergeconfig FRAGMENT=defconfigs/fragments/debug",
@@ -18,7 +19,8 @@ COMMANDS = (
     "olddefconfig syncconfig oldconfig listnewconfig helpnewconfig checkconfig",
     "explain SYM=EMA",
     "searchconfig Q=ema",
-    "diffconfig savedefconfig alldefconfig allnoconfig allyesconfig allmodconfig tinyconfig",
+    "diffconfig savedefconfig alldefconfig",
+    *("allnoconfig", "allyesconfig", "allmodconfig", "tinyconfig"),
     "randconfig KCONFIG_SEED=1",
     "defconfig list-defconfigs kconfig-lint",
 )

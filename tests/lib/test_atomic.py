@@ -92,6 +92,8 @@ def test_a_standard_stream_is_written_to_between_other_output(tmp_path: Path) ->
 def test_a_stream_may_be_in_a_folder_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     check_writable(Path("/dev/stdout"), "OUT", log=print, suffixes=[".json"])
+    with pytest.raises(ConfigError, match="/dev/stdout cannot be written in /dev/stdout"):
+        check_writable(Path("/dev/stdout"), "DIRECTORY", log=print)
     with pytest.raises(ConfigError, match="cannot be written in /dev"):
         check_writable(Path("/dev/file"), "OUT", log=print, suffixes=[".json"])
 

@@ -135,6 +135,9 @@ def test_runs_of_other_code_differ(
     runs[1].write("env", {"torch": "2.13.0", "git_commit": 40 * "d"})
     code = compare.differences(runs, NAMES)[2]
     assert code.blocks[0]["rows"] == [["data set", 8 * "a", 8 * "b"], ["git commit", "-", 8 * "d"]]
+    runs[0].write("plugins", {"data set": {"sha256": 64 * "b", "former": [64 * "a"]}})
+    rows = compare.differences(runs, NAMES)[2].blocks[0]["rows"]
+    assert ["data set", f"{8 * 'a'}+{8 * 'b'}", 8 * "b"] in rows, "of one that resumed with the other's code"
     call(monkeypatch, folder := runs[0].path.parent.parent, " ".join(run.name for run in runs))
     assert "Differences of the code" in capsys.readouterr().out
     assert 8 * "b" in (folder / "compare.html").read_text()

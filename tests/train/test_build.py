@@ -15,8 +15,9 @@ from torch import nn
 
 from lib.config import Config
 from lib.data import DataLocation, Dataset, ImageSpec, LoaderConfig, Part, TextClassSpec, TrainLoader
+from lib.data.datasets.files import describe_images
 from lib.devices.base import Backend
-from lib.errors import ConfigError
+from lib.errors import ConfigError, DataError
 from lib.nn.batch_norm import GhostBatchNorm2d
 from lib.plan.types import Branch, Hardware
 from lib.runs.weight_files import WeightFiles, find_weights
@@ -34,10 +35,11 @@ from tests.support.training import (
 )
 from train.build import make_job
 from train.job import Budget, Job
+from train.summary import eval_part
 from train.tasks.base import make_task
 from train.tasks.classify.task import Classify
 from train.tasks.lm.task import LanguageModel
-from train.training_data import TrainingData, evaluation_part, open_training_data
+from train.training_data import TrainingData, open_to_train, open_training_data
 
 
 def make_job_of_text(
@@ -125,6 +127,20 @@ def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.Monke
     assert dataclasses.replace(data, facts=facts).flop_per_sample == 2e9 + 5
 
 
+def test_training_refuses_data_that_are_not_as_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is at a URL only the usual is known before it is fetched."""
+    fake_data(monkeypatch)
+    known = describe_images(ImageSpec.square("random", 28, 10, mean=(0.5,), std=(0.5,)), (400, 10), "")
+    monkeypatch.setattr("train.training_data.describe_dataset", lambda *_: known)
+    config = small_config(dataset="mnist", data_dir="elsewhere", target_effective_batch=8)
+    with pytest.raises(DataError, match=r"mnist/data.py: describe returns train.size 400, and open_set 40"):
+        open_to_train(config, root=tmp_path, log=print)
+    monkeypatch.setattr("train.training_data._data_dir", lambda *_, **__: None)
+    assert open_to_train(config, root=tmp_path, log=print).dataset.train.size == 40
+
+
 def test_texts_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, requested = fake_data(monkeypatch)
     own = {"vocab_size": 300}
@@ -142,7 +158,7 @@ def test_without_a_holdout_the_test_part_is_evaluated(
     config = small_config(data_limit=30)
     data = open_training_data(config, root=tmp_path, log=print)
     assert data.dataset.test is dataset.test and data.dataset.train.size == 30
-    assert evaluation_part(config, data.dataset) == "test part of random"
+    assert eval_part(config, data.dataset) == "test part of random"
 
 
 def test_a_holdout_is_evaluated_and_never_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +169,7 @@ def test_a_holdout_is_evaluated_and_never_trained_on(tmp_path: Path, monkeypatch
     trained, evaluated = (part.rows for part in (dataset.train, dataset.test))
     assert trained is not None and evaluated is not None
     assert not np.intersect1d(trained, evaluated).size
-    assert evaluation_part(config, dataset) == "held-out training samples of random, synthetic"
+    assert eval_part(config, dataset) == "held-out training samples of random, synthetic"
 
 
 # The task

@@ -21,7 +21,7 @@ from tests.support.training import small_plan
 from train import resume
 from train.job import Progress
 from train.record import Record
-from train.resume import load_latest, same_machine, stored_plan
+from train.resume import load_latest, note_code, same_machine, stored_plan
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_a_latest_checkpoint_that_was_removed_is_reported(
     alone = SimpleNamespace(
         rank=0, world=1, is_main=True, broadcast=lambda value: value, all_reduce_max=lambda values: values
     )
-    began = list[None]()
-    record = SimpleNamespace(log=logged.append, at_resume=lambda: began.append(None))
+    began = list[bool]()
+    record = SimpleNamespace(log=logged.append, at_resume=began.append)
     job: Any = SimpleNamespace(record=record, backend=alone, carry=None)
     monkeypatch.setattr(resume.loop, "load_state_dict", lambda _, state: Progress(step=state["step"]))
     assert load_latest(job, tmp_path / "none").step == 0 and logged.pop() == "Starting after step 0"
@@ -70,7 +70,7 @@ def test_a_latest_checkpoint_that_was_removed_is_reported(
     shutil.rmtree(tmp_path / "step-00000010")
     with pytest.raises(CheckpointError, match=r"step-00000020, the latest, is gone; remove that"):
         load_latest(job, tmp_path)
-    assert len(began) == 3, "the files of a run that does not begin stay"
+    assert began == [False, True, True], "the files of a run that does not begin stay"
 
 
 def test_only_rank_0_looks_for_the_latest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +98,15 @@ def test_a_run_that_resumes_with_other_code_says_which_and_keeps_what_it_had(
         return {"model": {"folder": "models/own", "sha256": digest}, "task": {"folder": "t", "sha256": "x"}}
 
     kept = code("a")
+
+    def resumed(known: dict[str, Any], facts: dict[str, Any], *, is_loaded: bool = True) -> dict[str, Any]:
+        written = dict[str, Any]()
+        run = SimpleNamespace(read_json=lambda _: known, write=written.__setitem__)
+        note_code(cast(RunDir, run), facts, is_loaded)
+        return cast(dict[str, Any], written["plugins"])
+
     for digest, former in (("a", []), ("b", ["a"]), ("b", ["a"]), ("a", ["a", "b"]), ("a", ["a", "b"])):
-        run = cast(RunDir, SimpleNamespace(read_json=lambda _, kept=kept: kept))
-        kept = resume.note_changed_code(run, code(digest))
+        kept = resumed(kept, code(digest))
         assert kept["model"].pop("former", []) == former and kept == code(digest)
         if former:
             kept["model"]["former"] = former
@@ -109,5 +115,6 @@ def test_a_run_that_resumes_with_other_code_says_which_and_keeps_what_it_had(
             for single in "ab":
                 assert changed(stored_digests(kept), stored_digests(code(single))) == "model"
         assert not capsys.readouterr().out
-    run = cast(RunDir, SimpleNamespace(read_json=lambda _: {}))
-    assert resume.note_changed_code(run, code("b")) == code("b"), "of an older version"
+    assert resumed({}, code("b")) == code("b"), "of an older version"
+    assert resumed(kept, code("c"), is_loaded=False) == code("c"), "no step was made before"
+    assert not capsys.readouterr().out

@@ -217,8 +217,8 @@ def evaluation(candidate: Candidate) -> tuple[bool, str]:
         break
     figures = report_of(job, totals)
     judge(job, Progress(), figures)
-    finding = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-    return math.isfinite(figures.get("loss", 0.0)), f"of one batch: {finding}"
+    loss, names = figures.get("loss", 0.0), ", ".join(figures)  # others may be of the whole part
+    return math.isfinite(loss), f"loss {loss:.4f} of one batch; it reports {names}"
 
 
 def accumulation(candidate: Candidate) -> tuple[bool, str]:

@@ -9,7 +9,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -25,7 +25,8 @@ from lib.devices.backend import check_channels_last
 from lib.devices.base import Backend
 from lib.errors import ConfigError, PlanError, ToolkitError
 from lib.hyperparams import apply_hyperparams
-from lib.nn.model_code import ModelCode, build_model, place_in_code
+from lib.kconf import values_from_json
+from lib.nn.model_code import ModelCode, build_model, fault_of_plugin, place_in_code
 from lib.plan.types import Plan
 from lib.plugins import TASKS
 from scripts.scaffold import TEMPLATES, fill
@@ -227,6 +228,17 @@ def test_what_no_context_meets_is_reported_with_its_place(
         with pytest.raises(type(error)) as raised:
             train.__main__.main()
         assert raised.value is error
+
+
+def test_what_the_toolkit_raises_for_a_plugin_of_the_tree_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = small_config("lenet5")
+    job = small_job(config, small_plan(8), random_data(config, shape=SHAPE, train_size=16))
+    monkeypatch.setattr("train.tasks.classify.task.full_precision", lambda _: values_from_json(cast(Any, 3)))
+    with pytest.raises(AttributeError) as raised:
+        trained(job)
+    assert fault_of_plugin(raised.value) is None
 
 
 @pytest.mark.parametrize(

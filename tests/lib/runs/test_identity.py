@@ -346,7 +346,7 @@ def test_where_weights_were_fetched_is_kept_and_handed_on(tmp_path: Path) -> Non
 
 
 SHARED = {
-    "models/resnet18/model.py": "from models.resnet import ResNet\n",
+    "models/resnet18/model.py": "x = 1; import torch, models.resnet\n",
     "models/resnet.py": "import torch\nimport models.layers.norm\n",
     "models/layers/norm.py": "",
     "models/lenet5/model.py": "import torch  # as models.resnet does\n",
@@ -355,7 +355,8 @@ EXTERNAL = {
     "models/own/model.py": "from models.common import (\n    first,\n)\nfrom models.resnet import ResNet\n",
     "models/common.py": "from models import other as another, none\n",
     "models/other/model.py": "from .. import last\n",
-    "models/last.py": "",
+    "models/last.py": "from .least import nothing\n",
+    "models/least.py": "",
     "data/table/data.py": "from ..read import rows\n",
     "data/read.py": "",
 }
@@ -387,13 +388,12 @@ def test_the_code_of_a_plug_in_has_what_it_imports_from_others(
     assert code_digest(plain) == digest_of([plain / "model.py"], plain), "as before others counted"
     assert {tree[1], tree[2]} <= set(sources_of(tmp_path / "tree", "resnet18"))
     monkeypatch.setenv(plugin_folders.EXTERNAL, str(base))
-    own = [base / name for name in EXTERNAL]
-    assert is_changed_by(base / "models" / "own", *own, tree[1]) == [True] * 4 + [False] * 2 + [True]
-    assert is_changed_by(base / "data" / "table", *own) == [False] * 4 + [True] * 2
-    before = code_digest(base / "models" / "own")
-    base.rename(tmp_path / "a lab")
-    monkeypatch.setenv(plugin_folders.EXTERNAL, str(tmp_path / "a lab"))
-    assert code_digest(tmp_path / "a lab" / "models" / "own") == before, "wherever it is"
+    own, net = [base / name for name in EXTERNAL], base / "models" / "own"
+    assert is_changed_by(net, *own, tree[1]) == [True] * 5 + [False] * 2 + [True]
+    assert is_changed_by(base / "data" / "table", *own) == [False] * 5 + [True] * 2
+    before, new = code_digest(net), base.rename(tmp_path / "a lab")
+    monkeypatch.setenv(plugin_folders.EXTERNAL, str(new))
+    assert code_digest(new / "models" / "own") == before, "wherever it is"
 
 
 def test_a_run_stores_the_digests_that_sweeps_compare() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import kconf
+from lib import atomic, kconf
 from lib.errors import ConfigError
 from lib.kconf.extremes import make_extreme
 from lib.kconf.tree import load_own_tree
@@ -90,6 +90,11 @@ def test_the_command_writes_a_file_that_is_not_there_yet(
     for _ in range(2):  # what is the same is no loss
         assert write_yaml(out) == 0 and out.read_text() == shown
     assert capsys.readouterr().out.count(f"{out}: written; make sweep SWEEP={out} trains it") == 2
+    written = list[str]()
+    monkeypatch.setattr(atomic, "save", lambda path, text: written.extend((str(path), text)))
+    assert write_yaml(Path("/dev/stdout")) == 0 and written == ["/dev/stdout", shown]
+    monkeypatch.undo()
+    monkeypatch.setenv("KCONFIG_CONFIG", str(config))
     out.write_text(shown + "axes: {EMA: [true, false]}\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml exists"):
         write_yaml(out)

@@ -15,7 +15,7 @@ import pytest
 
 from lib import plugin_folders
 from lib.data import ArrayPart, Dataset, datasets
-from lib.data.datasets.files import check_dataset
+from lib.data.datasets.files import check_dataset, check_described, describe_images
 from lib.data.types import (
     Column,
     ImageSpec,
@@ -112,8 +112,6 @@ def test_a_set_without_fault_is_opened(write: Write) -> None:
         (PART, f"{PART[:-1]}, labels > 4)", r"rows bool \(10,\), not int64 \(N,\) or None, in train"),
         (PART, f"{PART[:-1]}, labels + 1)", r"row 10 at \[9\], not in 0\.\.9, in train"),
         ("mean=(0.5,)", "mean=()", r"data\.py:7: ValueError: 0 channels"),
-        ("SPEC, (10, 10)", "SPEC, (70, 10)", "returns train.size 70, and open_set 10; correct that$"),
-        ("(SPEC, (", "(SPEC.square('own', 4, 9, mean=(0,), std=(1,)), (", "spec.classes 9, and open_set 10"),
     ],
 )
 def test_a_fault_of_the_code_is_one_line_with_its_place(write: Write, old: str, new: str, told: str) -> None:
@@ -128,6 +126,24 @@ def test_a_fault_of_metadata_is_too(write: Write) -> None:
     write("describe_images(SPEC, (10, 10)", "describe_images(SPEC, (10,)")
     with pytest.raises(DataError, match=r"data set own: .*own/data\.py:12: ValueError: "):
         looked("own")
+
+
+def test_what_is_planned_with_is_what_is_opened() -> None:
+    opened = describe_images(SPEC, (10, 5), "drawn")
+    other = ImageSpec.square("another", 4, 10, mean=(0.0,), std=(1.0,))  # for which contents are read
+    check_described(describe_images(other, (10, 5), "by files"), opened, "digits")
+    for known, fault in (
+        (describe_images(SPEC, (70, 5), ""), "train.size 70, and open_set 10"),
+        (describe_images(SPEC, (10, 4), ""), "test.size 4, and open_set 5"),
+        (describe_images(dataclasses.replace(SPEC, classes=9), (10, 5), ""), "classes 9, and open_set 10"),
+        (
+            describe_images(dataclasses.replace(SPEC, width=5), (10, 5), ""),
+            r"input_shape \(1, 4, 5\), and open",
+        ),
+    ):
+        with pytest.raises(DataError, match=f"digits/data.py: describe returns {fault}.*; correct that$"):
+            check_described(known, opened, "digits")
+    check_described(describe_images(SPEC, (70, 5), ""), dataclasses.replace(opened, skipped=("x",)), "digits")
 
 
 def test_what_the_toolkit_itself_does_wrong_keeps_its_traceback(
