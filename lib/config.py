@@ -295,8 +295,7 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
     task = task_of(model)
-    bodies = (body for _, body in definitions_in(MODELS.home(model) / "Kconfig"))
-    if task == "lm" and not (values.get("MODEL_DATA_TEXT") or any(map(_SELECTS_TEXT.search, bodies))):
+    if task == "lm" and not values.get("MODEL_DATA_TEXT") and not _may_select_text(model):
         # With labels language models classify: a model of something else would, without a word.
         what = f'{MODELS.place(model)}/model.py: TASK = "lm" is for models of texts'
         why = "its Kconfig does not select MODEL_DATA_TEXT"
@@ -315,6 +314,11 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             raise ConfigError(f"CONFIG_{name} has no effect without initial weights", todo=todo)
     groups = {name: group(**_settings(group, values)) for name, group in GROUPS.items()}
     return Config(**_settings(Config, {**values, "TASK": task}), **groups, **options)  # type: ignore[arg-type]
+
+
+def _may_select_text(model: str) -> bool:
+    """Return True if an option in the Kconfig of `model` selects texts as its data."""
+    return any(_SELECTS_TEXT.search(body) for _, body in definitions_in(MODELS.home(model) / "Kconfig"))
 
 
 def flat(config: Config) -> dict[str, Any]:
