@@ -84,10 +84,10 @@ class PluginCode(AbstractContextManager[None], ContextDecorator):
         # The call itself fails where a function has other parameters.
         if not place and isinstance(error, TypeError) and trace is not None and trace.tb_next is None:
             place = f"{self.kind.place(self.name)}/{self.kind.file}.py"
-        if (reported := self.reported(error, place, trace)) is not None:
+        if (reported := self.reported(error, place)) is not None:
             raise reported from error
 
-    def reported(self, error: Exception, place: str, _trace: TracebackType | None) -> ToolkitError | None:
+    def reported(self, error: Exception, place: str) -> ToolkitError | None:
         """Return what is raised for `error` of code at `place`, "" if unknown; None for no fault of it."""
         return ConfigError(with_place(error, place)) if place else None
 
@@ -105,9 +105,9 @@ class ModelCode(PluginCode):
     error: Callable[[str], ToolkitError] = ConfigError
     torchs: bool = False
 
-    def reported(self, error: Exception, place: str, _trace: TracebackType | None) -> ToolkitError | None:
+    def reported(self, error: Exception, place: str) -> ToolkitError | None:
         """Return one of the class `error` for what may depend on the data, else a ConfigError."""
-        theirs = isinstance(error, RuntimeError | ValueError) or _is_raised_outside(_trace)
+        theirs = isinstance(error, RuntimeError | ValueError) or _is_raised_outside(error)
         if not place and self.torchs and theirs:
             place = plugins.MODELS.place(self.name)
         if not place:
@@ -153,9 +153,9 @@ def with_place(error: Exception, place: str) -> str:
     return f"{place}: {type(error).__name__}{reason and ': '}{reason}"
 
 
-def _is_raised_outside(trace: TracebackType | None) -> bool:
+def _is_raised_outside(error: Exception) -> bool:
     """Return True if the code that raised is a package's."""
-    frames, rooms = traceback.extract_tb(trace), ("lib", "models", "train", "scripts")
+    frames, rooms = traceback.extract_tb(error.__traceback__), ("lib", "models", "train", "scripts")
     return bool(frames) and not any(
         Path(frames[-1].filename).is_relative_to(plugin_folders.ROOT / room) for room in rooms
     )

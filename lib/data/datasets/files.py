@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from types import TracebackType, UnionType
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -199,7 +199,7 @@ class DataCode(PluginCode):
     kind = DATASETS
     loop_frees_memory = False
 
-    def reported(self, error: Exception, place: str, _trace: TracebackType | None) -> ToolkitError | None:
+    def reported(self, error: Exception, place: str) -> ToolkitError | None:
         """Return a DataError for a fault of its code."""
         own = plugin_folders.external()
         is_shipped = own is None or not (plugin_folders.ROOT / place).is_relative_to(own)
