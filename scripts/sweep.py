@@ -158,8 +158,11 @@ def write_yaml(out: Path | None) -> int:
     if out is not None:
         atomic.check_writable(out, "OUT", log=print, suffixes=[".yaml"])  # by which make sweep recognises it
     text = as_yaml(kconf.from_environment(ROOT), root=ROOT)
-    if out is None or atomic.is_stream(out):
-        print(text, end="") if out is None else atomic.save(out, text)
+    if out is None:
+        print(text, end="")
+        return 0
+    if atomic.is_stream(out):
+        atomic.save(out, text)
         return 0
     if out.is_file() and out.read_text(encoding="utf-8", errors="replace") != text:
         raise ConfigError(f"{out} exists", todo="remove it, or give another OUT=")
