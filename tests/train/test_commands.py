@@ -9,9 +9,12 @@ from unittest import mock
 
 import pytest
 
+from lib import kconf
 from lib.errors import ConfigError
-from lib.runs.directory import RunDir
+from lib.runs.directory import RunDir, resolve_run
+from tests.support.configs import ROOT
 from train import __main__ as start
+from train import commands
 from train.commands import _log_end
 from train.preflight import command as preflight
 from train.signals import Rescaled, Stopped, interrupted_text
@@ -38,6 +41,21 @@ def test_a_run_says_what_ended_it(run: RunDir) -> None:
         _log_end(run, error)
         status = run.status()
         assert (status.state, status.step) == (state, step) and status.reason.startswith(reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "is_logged"), [(KeyError(3), True), (ConfigError("known"), False)])
+def test_the_log_of_a_run_has_the_traceback_of_what_is_no_error_of_the_toolkit(
+    error: Exception, is_logged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = dict.fromkeys(("CONFIG_DATA_LIMIT", "CONFIG_TARGET_EFFECTIVE_BATCH"), "64")
+    requested = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=overrides)
+    monkeypatch.setattr(commands, "_train", mock.Mock(side_effect=error))
+    with pytest.raises(type(error), match=r"^(3|known)$"):
+        commands.train(requested, root=ROOT, runs=tmp_path, started=0.0)
+    run = resolve_run(tmp_path, unfinished=True)
+    assert run.status().state == "failed"
+    assert ("Traceback" in run.log.read_text()) == is_logged
 
 
 def test_an_interrupted_run_says_what_is_lost_and_how_it_resumes(run: RunDir) -> None:

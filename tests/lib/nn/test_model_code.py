@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import runpy
 import sys
@@ -28,7 +27,7 @@ from lib.hyperparams import apply_hyperparams
 from lib.kconf import values_from_json
 from lib.nn.model_code import ModelCode, build_model, fault_of_plugin, place_in_code
 from lib.plan.types import Plan
-from lib.plugins import TASKS
+from lib.plugins import MODELS, TASKS
 from scripts.scaffold import TEMPLATES, fill
 from tests.support.training import CPU, random_data, small_config, small_job, small_plan, trained
 from train import tasks
@@ -241,6 +240,17 @@ def test_what_the_toolkit_raises_for_a_plugin_of_the_tree_keeps_its_traceback(
     assert fault_of_plugin(raised.value) is None
 
 
+@pytest.mark.parametrize(("text", "kind"), [("spec.nowhere", ConfigError), ("1 / 0", PlanError)])
+def test_only_what_depends_on_the_data_is_an_error_of_the_class_that_is_named(
+    write: Write, text: str, kind: type[ToolkitError]
+) -> None:
+    write(BUILD, f"    {text}")
+    with pytest.raises(ToolkitError) as raised, ModelCode("net", PlanError):
+        MODELS.load("net").build(None, None)
+    assert raised.type is kind
+    assert str(fault_of_plugin(cast(Exception, raised.value.__cause__))) == str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("returned", "told"),
     [
@@ -312,17 +322,14 @@ def test_a_batch_by_hand_that_the_model_refuses_is_told(write: Write, batch_size
     config = write(FORWARD, text + FORWARD, target_effective_batch=16, **by_hand)
     file = plugin_folders.ROOT / "models" / "net" / "model.py"
     file.write_text(file.read_text().replace("import torch.nn", "import torch\nimport torch.nn", 1))
-    with pytest.raises(
-        PlanError, match=r"net fails with a micro-batch of 1: models/net/model.py:39: .*alone"
-    ):
+    told = r"net fails with a micro-batch of 1: models/net/model.py:39: .*alone"
+    with pytest.raises(PlanError, match=told):
         planned(config)
 
 
 def test_a_model_that_refuses_every_micro_batch_is_told(write: Write) -> None:
     config = write(FORWARD, "        assert len(x_NCHW) in (2, 4) and not x_NCHW.is_cpu\n" + FORWARD)
-    with pytest.raises(
-        PlanError, match=r"training fails with micro-batches of 1, .*: models/net/model.py:38: "
-    ):
+    with pytest.raises(PlanError, match=r"fails with micro-batches of 1, .*: models/net/model.py:38: "):
         planned(config)
 
 
@@ -333,9 +340,7 @@ def test_what_a_backward_pass_alone_does_wrong_is_told_of_the_model(write: Write
 
 
 def test_a_size_that_the_model_refuses_is_not_measured(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = dataclasses.replace(
-        with_norm(write, target_effective_batch=8), device="cpu", auto_method="probe"
-    )
+    config = with_norm(write, target_effective_batch=8, device="cpu", auto_method="probe")
     data, tried = data_of(config), list[int]()
     bench = ProbeTarget(
         resolved=None,  # type: ignore[arg-type]
