@@ -63,7 +63,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def is_stream(path: Path) -> bool:
     """Return True for standard output and errors, devices and pipes."""
-    return str(path) in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
+    found = os.path.exists(path)  # False, too, in a folder that cannot be read  # noqa: PTH110
+    return str(path) in _STREAMS or (found and not path.is_file() and not path.is_dir())
 
 
 def save(path: Path, data: str | bytes, *, action: str = "write", todo: str = "") -> None:

@@ -318,7 +318,8 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
 
 def _may_select_text(model: str) -> bool:
     """Return True if an option in the Kconfig of `model` selects texts as its data."""
-    return any(_SELECTS_TEXT.search(body) for _, body in definitions_in(MODELS.home(model) / "Kconfig"))
+    files = MODELS.home(model).rglob("*[Kk]config*")  # also those that its Kconfig sources
+    return any(_SELECTS_TEXT.search(body) for file in files for _, body in definitions_in(file))
 
 
 def flat(config: Config) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def initialise_from_samples(
 
 def _check_computed(weights: Any, model: nn.Module, config: Config) -> None:
     """Raise ConfigError unless `weights` are some of `model`, by their names."""
-    known, fault = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}, ""
+    tensors = [(name, each) for name, each in model.state_dict().items() if isinstance(each, Tensor)]
+    known, fault = {name: tuple(weight.shape) for name, weight in tensors}, ""
     if not isinstance(weights, Mapping):
         fault = f"{type(weights).__name__}, not weights by name"
     elif unknown := [name for name in weights if name not in known]:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,10 @@ from lib.nn.precision import full_precision
 from lib.optim.lr_schedule import warmup_fraction
 from lib.plan.tables import FREE_MEMORY_MARGIN
 from lib.plan.types import COLLECTIVE_FORWARD, PARTS_OF_STATE, SHARDS_WEIGHTS, Plan
-from lib.runs.metrics import higher_is_better
 from lib.units import bytes_text
 from train.record import Record
 from train.signals import Agreement
-from train.tasks.base import Carry, Forward, HasRowFigures, Sums, Task, Totals, check_sums, checked_figures
+from train.tasks.base import Carry, Forward, Sums, Task, Totals, check_sums, report_of, score_of
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema
@@ -274,16 +273,7 @@ def evaluate(job: Job) -> dict[str, float]:
     totals = Totals()
     for sums in evaluation_sums(job):
         totals.add(sums)
-    return report_of(job, totals)
-
-
-def report_of(job: Job, totals: Totals) -> dict[str, float]:
-    """Return the figures of an evaluation, the same on every rank. Collective."""
-    figures = checked_figures(job.task.report(totals.means(job.backend)), job.config)
-    if (rows := totals.rows(job.backend)) is not None:
-        task = cast(HasRowFigures, job.task)
-        figures |= job.backend.broadcast(task.row_figures(*rows) if job.backend.is_main else None)
-    return figures
+    return report_of(job.task, totals, job.backend, job.config)
 
 
 def judge(job: Job, progress: Progress, figures: Mapping[str, float]) -> bool:
@@ -291,13 +281,9 @@ def judge(job: Job, progress: Progress, figures: Mapping[str, float]) -> bool:
 
     nan is never better.
     """
-    evaluation = job.config.evaluation
-    if metric := evaluation.best_metric:
-        score = figures[metric] if higher_is_better(metric) else -figures[metric]
-    else:
-        score = job.task.score(figures)
+    score = score_of(job.task, figures, job.config)
     progress.stale_evals += 1
-    if score > progress.best_to_beat + evaluation.early_stop_delta:
+    if score > progress.best_to_beat + job.config.evaluation.early_stop_delta:
         progress.best_to_beat, progress.stale_evals = score, 0
     better = score > progress.best
     if better:

@@ -45,11 +45,10 @@ from train.job import (
     evaluation_sums,
     is_over,
     judge,
-    report_of,
 )
 from train.record import AsyncCheckpointer
 from train.signals import Agreement, Stopped, StopRequest
-from train.tasks.base import Sums, Totals, check_sums
+from train.tasks.base import Sums, Totals, check_sums, report_of
 
 _RENAMED = {"owes_evaluation": "evaluation_pending"}  # fields of Progress in older checkpoints
 
@@ -301,7 +300,7 @@ def assess(
         _save(job, progress, saver, best=False)
         raise Stopped(int(number), progress.step)
     progress.evaluation_pending = False
-    evaluation = report_of(job, totals)
+    evaluation = report_of(job.task, totals, job.backend, job.config)
     job.record.row("eval", step=progress.step, epoch=epoch_of(job, progress.step), **evaluation)
     better = judge(job, progress, evaluation)
     return evaluation, better and job.config.checkpoints.keep_best

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -261,10 +262,10 @@ def _imported(files: Iterable[Path], homes: Mapping[str, list[Path]]) -> set[Pat
         for dotted in _imports(pending.pop(), homes):
             for package in [each for each in homes if dotted.startswith(f"{each}.")]:
                 name = dotted.removeprefix(f"{package}.").partition(".")[0]
-                for home in homes[package]:
-                    new = {*_sources(home / name), *home.glob(f"{name}.py")} - found
-                    found |= new
-                    pending |= {file for file in new if file.suffix == ".py"}
+                there = ({*_sources(home / name), *home.glob(f"{name}.py")} for home in homes[package])
+                new = next(filter(None, there), set()) - found  # Python takes the first, too
+                found |= new
+                pending |= {file for file in new if file.suffix == ".py"}
     return found
 
 
@@ -275,7 +276,8 @@ def _imports(file: Path, homes: Mapping[str, list[Path]]) -> Iterator[str]:
     if not (named or _RELATIVE.search(content)):  # most files: parsing all takes half a second
         return
     try:
-        nodes = [*ast.walk(ast.parse(content))]
+        with warnings.catch_warnings(action="ignore"):  # its own import gives them
+            nodes = [*ast.walk(ast.parse(content))]
     except (SyntaxError, ValueError):  # code that cannot run
         return
     for node in nodes:

@@ -99,6 +99,15 @@ def test_a_stream_may_be_in_a_folder_of_others(monkeypatch: pytest.MonkeyPatch) 
         check_writable(Path("/dev/file"), "OUT", log=print, suffixes=[".json"])
 
 
+def test_a_folder_that_cannot_be_read_is_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", refused)
+    monkeypatch.setattr(os, "stat", refused)
+    assert not atomic.is_stream(tmp_path / "file")
+
+
 def test_a_name_with_another_suffix_is_refused(tmp_path: Path) -> None:
     check_writable(tmp_path / "a.HTML", "OUT", log=print, suffixes=[".html"])
     with pytest.raises(ConfigError, match=r"OUT=.*README\.md does not end in \.html or \.csv"):

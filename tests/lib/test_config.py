@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from lib.config import config_from_values
 from lib.errors import ConfigError
 from lib.kconf import load
+from lib.plugins import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,6 +45,18 @@ def test_a_model_of_something_else_is_no_language_model(monkeypatch: pytest.Monk
         ConfigError, match=r'^models/lenet5/model\.py: TASK = "lm" is for models of texts: its K'
     ):
         config_from_values(values["lenet5"])
+
+
+def test_a_model_may_select_texts_in_a_file_that_its_kconfig_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5").values
+    monkeypatch.setattr("lib.config.task_of", lambda _: "lm")
+    (tmp_path / "options").mkdir()
+    text = "config MODEL_LENET5_TEXT\n\tbool\n\tselect MODEL_DATA_TEXT\n"
+    (tmp_path / "options" / "Kconfig.data").write_text(text)
+    with mock.patch.object(type(MODELS), "home", return_value=tmp_path):
+        assert config_from_values(values).task == "classify"
 
 
 def test_a_model_may_leave_the_table_and_the_target_open(tmp_path: Path, tree: Path) -> None:

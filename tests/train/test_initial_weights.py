@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import torch
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data.tokenizers import ByteTokenizer, CharTokenizer
+from lib.devices.base import Backend
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.weight_files import WeightFiles, find_weights
 from models.gpt2 import huggingface
@@ -354,3 +356,21 @@ def test_weights_of_another_package_name_the_model_that_has_them(
         check_weights(config, spec, tmp_path, log=print)
     expected = "cannot be used: these are not the weights" if text and "or name" in message else message
     assert re.search(expected, str(caught.value)) and "\n" not in str(caught.value), caught.value
+
+
+def test_weights_computed_from_samples_may_be_of_a_model_with_other_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counting(torch.nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": 3}
+
+        def set_extra_state(self, state: object) -> None:
+            raise AssertionError(state)
+
+    config = small_config("lenet5")
+    data, model = random_data(config, shape=(1, 28, 28), train_size=16).dataset, Counting(2, 1)
+    computed = Mock(initialise_from_samples=lambda *_: {"bias": torch.full((1,), 7.0)})
+    monkeypatch.setattr(initial_weights, "load_model", lambda _: computed)
+    initial_weights.initialise_from_samples(model, config, data, Backend("cpu"), log=print)
+    assert model.bias.item() == 7.0

@@ -30,9 +30,9 @@ from lib.plugins import TASKS
 from lib.runs import checkpoint
 from train import loop
 from train.build import make_job
-from train.job import Budget, Job, Progress, budget_of, evaluation_sums, judge, report_of, warm_up_of
+from train.job import Budget, Job, Progress, budget_of, evaluation_sums, judge, warm_up_of
 from train.record import Record
-from train.tasks.base import Totals, borrows_naive_loss, naive_loss_of
+from train.tasks.base import Totals, borrows_naive_loss, naive_loss_of, report_of
 from train.training_data import TrainingData
 from train.upload import check_storage
 
@@ -215,7 +215,7 @@ def evaluation(candidate: Candidate) -> tuple[bool, str]:
     for sums in evaluation_sums(job):
         totals.add(sums)
         break
-    figures = report_of(job, totals)
+    figures = report_of(job.task, totals, job.backend, job.config)
     judge(job, Progress(), figures)
     loss, names = figures.get("loss", 0.0), ", ".join(figures)  # others may be of the whole part
     return math.isfinite(loss), f"loss {loss:.4f} of one batch; it reports {names}"

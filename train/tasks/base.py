@@ -19,6 +19,7 @@ from lib.errors import ConfigError, ToolkitError
 from lib.nn.model_code import ModelCode, TaskCode, load_model
 from lib.plan.types import ITERATED, WITHOUT_DOUBLE, Branch, Plan
 from lib.plugins import MODELS, TASKS
+from lib.runs.metrics import higher_is_better
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 _Training = TypeVar("_Training", bound=Callable[..., Any])
@@ -363,11 +364,33 @@ def check_sums(sums: Any, config: Config, *, function: str = "training") -> None
     raise ConfigError(f"{place}: the loss has no gradient", why=why)
 
 
-def checked_figures(figures: Any, config: Config) -> dict[str, float]:
-    """Return `figures`. Raises ConfigError unless they are what `report` of a task returns."""
+def report_of(task: Task, totals: Totals, backend: Backend, config: Config) -> dict[str, float]:
+    """Return the figures of an evaluation, the same on every rank. Collective. Raises ConfigError."""
+    figures = _checked("report", task.report(totals.means(backend)), config)
+    if (rows := totals.rows(backend)) is None:
+        return figures
+    of_rows = cast(HasRowFigures, task).row_figures(*rows) if backend.is_main else None
+    return figures | _checked("row_figures", backend.broadcast(of_rows), config)
+
+
+def _checked(function: str, figures: Any, config: Config) -> dict[str, float]:
+    """Return `figures`. Raises ConfigError unless they are what `function` of a task returns."""
     values = figures.values() if isinstance(figures, dict) else [figures]
     odd = [type(each).__name__ for each in values if not isinstance(each, int | float)]
     if isinstance(figures, dict) and not odd:
         return figures
     place = f"{TASKS.place(config.task)}/task.py"
-    raise ConfigError(f"{place}: report returns {(*odd, 'a number')[0]}, not a dict of numbers")
+    raise ConfigError(f"{place}: {function} returns {(*odd, 'a number')[0]}, not a dict of numbers")
+
+
+def score_of(task: Task, figures: Mapping[str, float], config: Config) -> float:
+    """Return CONFIG_BEST_METRIC, or else the score of `task`: the higher, the better. Raises ConfigError."""
+    place, metric = f"{TASKS.place(config.task)}/task.py", config.evaluation.best_metric
+    if metric and metric not in figures:
+        what = f"{place}: report returns no {metric}, which CONFIG_BEST_METRIC names"
+        raise ConfigError(what, why=f"it returns {', '.join(figures)}")
+    if metric:
+        return figures[metric] if higher_is_better(metric) else -figures[metric]
+    if isinstance(score := cast(Any, task.score(figures)), int | float):
+        return score
+    raise ConfigError(f"{place}: score returns {type(score).__name__}, not a number")

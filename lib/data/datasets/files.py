@@ -207,7 +207,8 @@ class DataCode(PluginCode):
             return None
         if not place or isinstance(error, BrokenPipeError):  # of the log: nobody reads standard output
             return None
-        return DataError(f"data set {self.name}: {with_place(error, place)}", todo="correct it there")
+        todo = "" if isinstance(error, MemoryError) else "correct it there"
+        return DataError(f"data set {self.name}: {with_place(error, place)}", todo=todo)
 
 
 def check_dataset(dataset: Any, name: str, function: str) -> None:
@@ -277,8 +278,11 @@ def _spec_fault(spec: Any) -> str:
         return f"{name} with {fault}"
     if not isinstance(spec, types.Spec):
         return f"spec {described(spec)}, no dataclass with name, synthetic, input_shape and input_dtype"
-    counts = {each: (getattr(spec, each),) for each in ("classes", "vocab_size") if hasattr(spec, each)}
-    for field, sizes in (counts | {"input_shape": spec.input_shape}).items():
+    counts = {each: getattr(spec, each, None) for each in ("classes", "vocab_size")}
+    sizes_of = {each: (count,) for each, count in counts.items() if count is not None}
+    for field, sizes in (sizes_of | {"input_shape": spec.input_shape}).items():
+        if not isinstance(sizes, tuple):
+            return f"{name} with {field} {described(sizes)}, not a tuple"
         if not _fits(sizes, tuple[int, ...]):
             return f"{name} with {field} {described(sizes)}, not int"
         if min(sizes, default=0) <= 0:
@@ -360,7 +364,7 @@ def described(value: Any) -> str:
     """Return dtype and shape of an array, a text, or the type of anything else, with those in a list."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape}"
-    kind = type(value).__name__
+    kind = f"{'numpy.' * isinstance(value, np.generic)}{type(value).__name__}"
     if isinstance(value, _LISTS) and value:
         return f"{kind} of {', '.join(sorted({type(each).__name__ for each in value}))}"
     return f"{value!r:.60}" if isinstance(value, str) else kind

@@ -114,6 +114,18 @@ def test_of_what_is_not_there_the_published_is_known(
         assert seen is not None and (seen.train.size, seen.test.size) == sizes
 
 
+@pytest.mark.parametrize(("name", "sizes"), [("train", (7, 10_000)), ("t10k", (60_000, 3))])
+def test_files_of_mnist_are_counted_and_only_those_that_are_missing_are_as_published(
+    name: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    mnist(tmp_path)
+    for file in tmp_path.iterdir():
+        if not file.name.startswith(name):
+            file.unlink()
+    seen = looked("mnist", data_dir=tmp_path)
+    assert seen is not None and (seen.train.size, seen.test.size) == sizes
+
+
 @pytest.mark.slow
 def test_images_are_counted_and_not_decoded(tmp_path: Path) -> None:
     folder_of_images(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from lib.plan.fitting import plan_of
 from tests.support.training import CPU, CPU_TRIAL, random_data, small_config, small_job, small_plan, trained
 from train.job import evaluate
 from train.planning.memory_estimate import trace_memory
-from train.tasks.base import Sums, Totals, no_logits
+from train.tasks.base import Sums, Totals, no_logits, score_of
 
 
 def test_means_are_over_samples_whatever_the_sizes() -> None:
@@ -106,6 +107,29 @@ def test_what_an_evaluation_should_not_return_is_one_line(
     monkeypatch.setattr(type(job.task), function, lambda *_: returned)
     with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {fault}"):
         evaluate(job)
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "told"),
+    [
+        ("recall", 1.0, "report returns no recall, which CONFIG_BEST_METRIC names: it returns loss, error"),
+        ("", None, "score returns NoneType, not a number"),
+        ("", torch.ones(()), "score returns Tensor, not a number"),
+    ],
+)
+def test_figures_without_a_score_are_told(metric: str, score: Any, told: str) -> None:
+    config, task = small_config("lenet5", best_metric=metric), Mock(**{"score.return_value": score})
+    with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {told}$"):
+        score_of(task, {"loss": 2.0, "error": 0.5}, config)
+
+
+def test_a_score_is_the_higher_the_better() -> None:
+    task = Mock(**{"score.return_value": 3.0})
+    for metric, score in {"loss": -2.0, "accuracy": 0.5, "": 3.0}.items():
+        assert (
+            score_of(task, {"loss": 2.0, "accuracy": 0.5}, small_config("lenet5", best_metric=metric))
+            == score
+        )
 
 
 def test_only_a_padded_vocabulary_has_more_classes_than_labels() -> None:

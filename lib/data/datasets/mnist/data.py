@@ -120,12 +120,12 @@ IDX_SETS = {
 def describe(_: Options, location: DataLocation) -> Dataset:
     """Return the metadata from the headers of the files, or as published. Raises DataError."""
     known = IDX_SETS[location.name]
-    if location.data_dir is not None:
-        train, test = (_find(known, location.data_dir, IDX_FILES[first]) for first in (0, 2))
-        if train is not None and test is not None:
-            sizes = count_samples(train), count_samples(test)
-            return describe_images(known.spec, sizes, f"in {train.parent}")
-    return describe_images(known.spec, PUBLISHED_SIZES, "as published")
+    where, sizes = "as published", [*PUBLISHED_SIZES]
+    for part, first in enumerate((0, 2)):
+        file = _find(known, location.data_dir, IDX_FILES[first]) if location.data_dir is not None else None
+        if file is not None:  # a file that is missing is downloaded alone
+            where, sizes[part] = f"in {file.parent}", count_samples(file)
+    return describe_images(known.spec, (sizes[0], sizes[1]), where)
 
 
 def open_set(_: Options, location: DataLocation) -> Dataset:
