@@ -16,7 +16,7 @@ from lib.plan.fitting import plan_of
 from tests.support.training import CPU, CPU_TRIAL, random_data, small_config, small_job, small_plan, trained
 from train.job import evaluate
 from train.planning.memory_estimate import trace_memory
-from train.tasks.base import Sums, Totals, no_logits, score_of
+from train.tasks.base import Sums, Totals, no_logits, report_of, score_of
 
 
 def test_means_are_over_samples_whatever_the_sizes() -> None:
@@ -121,6 +121,15 @@ def test_figures_without_a_score_are_told(metric: str, score: Any, told: str) ->
     config, task = small_config("lenet5", best_metric=metric), Mock(**{"score.return_value": score})
     with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {told}$"):
         score_of(task, {"loss": 2.0, "error": 0.5}, config)
+
+
+def test_figures_of_rows_are_checked_and_added() -> None:
+    config, task = small_config("lenet5"), Mock(**{"report.return_value": {"loss": 2.0}})
+    task.row_figures.side_effect = [{"roc_auc": 0.5}, [0.5]]
+    totals = Mock(**{"rows.return_value": (torch.ones(1), torch.ones(1))})
+    assert report_of(task, totals, Backend("cpu"), config) == {"loss": 2.0, "roc_auc": 0.5}
+    with pytest.raises(ConfigError, match="row_figures returns list, not a dict of numbers"):
+        report_of(task, totals, Backend("cpu"), config)
 
 
 def test_a_score_is_the_higher_the_better() -> None:
