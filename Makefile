@@ -222,7 +222,7 @@ $(sort Makefile $(lastword $(MAKEFILE_LIST))): force
 always: Makefile
 configured: always
 	@if [ ! -e $(call quote,$(KCONFIG_CONFIG)) ]; then printf '%s\n' \
-	      'error: there is no configuration; create one with:' \
+	      'error: there is no configuration'$(if $(O),' in '$(call quote,$(O)))'; create one with$(if $(O), the same O=,):' \
 	      '  make defconfig-lenet5   start from one that is known to work (make list-defconfigs)' \
 	      '  make menuconfig         choose in a menu' \
 	      '  make alldefconfig       take every default' >&2; exit 2; fi

@@ -22,7 +22,7 @@ from lib.reports.series import read_series
 from lib.runs import index, metrics
 from lib.runs.directory import resolve_run
 from lib.sweeps.experiment import Experiment, read_experiment
-from lib.sweeps.points import table
+from lib.sweeps.result_table import table
 from lib.sweeps.runner import Result, resolved_runs
 from lib.units import aligned, columns
 from scripts.runs_speed import make_runs

@@ -20,7 +20,7 @@ from lib.sweeps.experiment import Experiment, Range, read_experiment
 from lib.sweeps.experiment_writer import as_yaml
 from lib.sweeps.optuna_search import run_search
 from lib.sweeps.paired_comparison import Comparison, parse_looks
-from lib.sweeps.points import best_of, main_effects, objective, table
+from lib.sweeps.result_table import best_of, main_effects, objective, table
 from lib.sweeps.runner import Result, Run, format_settings
 from lib.units import counted, setting, whole_number
 
@@ -39,6 +39,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.yaml:
         return write_yaml(options.out)
+    if options.first_seed and not options.confirm:
+        why = "the seeds of a sweep are in its file; FIRST_SEED= is the first that judges its best point"
+        raise ConfigError("FIRST_SEED= needs CONFIRM=", why=why, todo="give both, or leave it out")
     experiment = read_experiment(file_of(options.sweep))
     first = options.first_seed or max(experiment.seeds) + 1
     if first <= max(experiment.seeds):

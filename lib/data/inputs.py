@@ -219,7 +219,7 @@ def _decoded(files: list[str], spec: Any, rows: int) -> Iterator[Rows]:
             if not bad:
                 yield Rows(names, np.stack(cast(list[Images], images)))
     todo = "replace them, or leave them out: INPUT=- reads names of files, one per line"
-    raise_faults(f"{len(bad)} of {len(files)} images cannot be decoded", sorted(bad), todo=todo)
+    raise_faults(f"{len(bad)} of {len(files)} images cannot be used", sorted(bad), todo=todo)
 
 
 def _with_channels(image_CHW: Images, channels: int) -> Images:

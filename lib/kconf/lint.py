@@ -184,7 +184,7 @@ def files_have_an_opening_comment(tree: Any) -> Faults:
         lines = text.splitlines()
         name = _name(tree, path)
         if not lines or not _FIRST_LINE.fullmatch(lines[0]):
-            yield f"{name}:1: is not a comment of one sentence"
+            yield f"{name}:1: is not a comment of one sentence, such as # ResNet-18 on my photos."
         if not _MIN_LINES <= len(lines) <= _MAX_LINES:
             yield f"{name}: has {len(lines)} lines, not {_MIN_LINES} to {_MAX_LINES}"
         yield from map(str, machine_facts(tree, text, name=name))

@@ -30,7 +30,7 @@ from lib.reports.page import Block, Section, charts, curve, render, section, tab
 from lib.reports.series import LINES, MOST_POINTS, Series, read_series
 from lib.runs import metrics
 from lib.runs.directory import RunDir
-from lib.runs.index import facts_of, stored
+from lib.runs.index import facts_of, status_of, stored
 from lib.runs.metrics import higher_is_better
 from lib.units import bytes_text, seconds_text, value_text
 
@@ -71,7 +71,7 @@ def write_report(run: RunDir, findings: Findings, path: Path, *, more: Sequence[
 
     Raises ToolkitError if a file of it is damaged, or it cannot be written.
     """
-    status = run.status()
+    status, _ = status_of(run)
     state = f"{status.state}: {status.reason}" if status.reason else status.state
     began, seconds = datetime.fromtimestamp(run.began, UTC), status.metrics.get("seconds")
     when = [f"began {began:%Y-%m-%d %H:%M} UTC"] * (run.began > 0)
@@ -88,7 +88,7 @@ def run_note(run: RunDir) -> str:
     """Return what a run trains, its state and how long ago it began."""
     age = time.time() - run.began
     ago = f"{age // 86400:.0f} days" if age > 2 * 86400 else seconds_text(max(1.0, age))
-    return ", ".join([_title(run), run.status().state, *[f"began {ago} ago"] * (run.began > 0)])
+    return ", ".join([_title(run), status_of(run)[0].state, *[f"began {ago} ago"] * (run.began > 0)])
 
 
 def _title(run: RunDir) -> str:

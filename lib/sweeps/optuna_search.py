@@ -14,7 +14,7 @@ from typing import Any
 
 from lib.errors import ConfigError
 from lib.sweeps.experiment import Axis, Experiment, Range, Search, Setting, raw
-from lib.sweeps.points import mean_of
+from lib.sweeps.result_table import mean_of
 from lib.sweeps.runner import Result, Run, resolved_runs
 
 

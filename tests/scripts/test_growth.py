@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lib.sweeps.experiment import read_experiment
-from lib.sweeps.points import best_of, table
+from lib.sweeps.result_table import best_of, table
 from scripts import growth
 
 

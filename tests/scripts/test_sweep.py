@@ -89,6 +89,8 @@ def test_seeds_that_chose_the_best_point_do_not_confirm_it(
         ConfigError, match="FIRST_SEED=2 is not fresh: the best point is chosen by seeds up to 2"
     ):
         run_sweep(tmp_path, monkeypatch, "--confirm=3", "--first-seed=2")
+    with pytest.raises(ConfigError, match="FIRST_SEED= needs CONFIRM=: the seeds of a sweep are in its file"):
+        run_sweep(tmp_path, monkeypatch, "--first-seed=9")
     for words in (["--confirm=0"], ["--confirm=5 3"], ["--jobs=two"]):
         with pytest.raises(ConfigError):
             run_sweep(tmp_path, monkeypatch, *words)

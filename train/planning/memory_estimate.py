@@ -22,7 +22,7 @@ from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan
 from train.build import make_job, placement_of
 from train.planning.traced_steps import Launches, run_traced
 from train.record import Record
-from train.tasks.base import to_measure
+from train.tasks.base import optional_function
 from train.training_data import TrainingData, stored_units
 
 _SAVED = ("parameters", "optimizer", "averages")
@@ -210,7 +210,7 @@ def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Ha
     layout = plan.layout.replica
     own: dict[str, Any] = {"strategy": layout.strategy, "effective_batch": effective_batch}
     alone = dataclasses.replace(plan, world=1, shard=1, cuda_graphs=False, **own)  # graphs hide operators
-    config = to_measure(config)
+    config = _to_measure(config)
     live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
     with simulation(plan.device):
         backend = SimulatedBackend(
@@ -254,3 +254,9 @@ def _resident(config: Config, plan: Plan, data: TrainingData, hardware: Hardware
     placement, _ = placement_of(config, data, hardware, world=plan.world)
     parts = (data.dataset.train, data.dataset.test) if placement == "resident" else ()
     return [torch.empty(part.byte_size, dtype=torch.uint8) for part in parts]
+
+
+def _to_measure(config: Config) -> Config:
+    """Return `config` with the cheapest options of its task that need the same memory."""
+    shorten = optional_function(config, "to_measure")
+    return config if shorten is None else config.replace(task_options=shorten(config.task_options))

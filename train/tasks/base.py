@@ -281,12 +281,6 @@ def preparation_of(config: Config) -> Callable[..., Prepared] | None:
     return optional_function(config, "prepare")
 
 
-def to_measure(config: Config) -> Config:
-    """Return `config` with the cheapest options of its task that need the same memory."""
-    shorten = optional_function(config, "to_measure")
-    return config if shorten is None else config.replace(task_options=shorten(config.task_options))
-
-
 def naive_loss_of(config: Config, spec: Spec) -> float | None:
     """Return the expected loss of an untrained model; None if its task cannot tell."""
     naive_loss = optional_function(config, "naive_loss")
@@ -349,14 +343,20 @@ def no_logits(returned: Any, before: tuple[int, ...], classes: int, *, padded: b
 
 def check_sums(sums: Any, config: Config, *, function: str = "training") -> None:
     """Raise ConfigError unless `sums` of a micro-batch are what `function` of a task returns."""
-    loss = sums.loss if isinstance(sums, Sums) else None
-    if isinstance(loss, Tensor) and not loss.dim() and (loss.requires_grad or function == "evaluation"):
+    loss, metrics = (sums.loss, sums.metrics) if isinstance(sums, Sums) else (None, None)
+    values = metrics.values() if isinstance(metrics, Mapping) else [metrics]
+    odd = [type(each).__name__ for each in values if not isinstance(each, Tensor)]
+    evaluated = function == "evaluation"
+    if not odd and isinstance(loss, Tensor) and not loss.dim() and (loss.requires_grad or evaluated):
         return  # in every micro-batch; to find the place of a task takes a look at the disk
     place = f"{TASKS.place(config.task)}/task.py"
     if not isinstance(sums, Sums):
-        kind = "Tensor" if isinstance(sums, Tensor) else type(sums).__name__
+        kind = "Tensor" if isinstance(sums, Tensor) else type(sums).__name__  # a traced one is another
         returned = f"{place}: {function} returns {kind}, not Sums"
         raise ConfigError(returned, todo="return Sums(loss, count, metrics)")
+    if odd or not isinstance(metrics, Mapping):
+        returned = f"{place}: {function} returns metrics of {(*odd, 'Tensor')[0]}"
+        raise ConfigError(returned, todo='return a dict of sums, such as {"accuracy": number_right}')
     if not isinstance(loss, Tensor) or loss.dim():
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ConfigError(f"{place}: the loss is {shape}, not a sum", todo="sum it over the samples")
@@ -386,11 +386,14 @@ def _checked(function: str, figures: Any, config: Config) -> dict[str, float]:
 def score_of(task: Task, figures: Mapping[str, float], config: Config) -> float:
     """Return CONFIG_BEST_METRIC, or else the score of `task`: the higher, the better. Raises ConfigError."""
     place, metric = f"{TASKS.place(config.task)}/task.py", config.evaluation.best_metric
-    if metric and metric not in figures:
-        what = f"{place}: report returns no {metric}, which CONFIG_BEST_METRIC names"
-        raise ConfigError(what, why=f"it returns {', '.join(figures)}")
-    if metric:
-        return figures[metric] if higher_is_better(metric) else -figures[metric]
-    if isinstance(score := cast(Any, task.score(figures)), int | float):
+    try:
+        if metric:
+            return figures[metric] if higher_is_better(metric) else -figures[metric]
+        score: Any = task.score(figures)
+    except KeyError as error:
+        by = "CONFIG_BEST_METRIC names" if metric else "its score needs"
+        what = f"{place}: report returns no {error.args[0]}, which {by}"
+        raise ConfigError(what, why=f"it returns {', '.join(figures)}") from error
+    if isinstance(score, int | float):
         return score
     raise ConfigError(f"{place}: score returns {type(score).__name__}, not a number")

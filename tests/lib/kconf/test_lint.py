@@ -120,7 +120,7 @@ def test_broken_rule_is_found(tmp_path, rule, text, fault):
 
 SHIPPED = {
     files_have_an_opening_comment: [
-        ("a", "CONFIG_DEBUG=y\n", "defconfigs/a:1: is not a comment of one sentence"),
+        ("a", "CONFIG_DEBUG=y\n", "defconfigs/a:1: is not a comment of one sentence, such as # "),
         ("a", "# A sentence.\n", "defconfigs/a: has 1 lines, not 2 to 16"),
         (
             "a",

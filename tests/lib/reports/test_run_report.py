@@ -215,6 +215,15 @@ def test_many_facts_are_shown_on_request(tmp_path: Path) -> None:
     }
 
 
+def test_a_run_that_no_process_trains_was_killed(tmp_path: Path) -> None:
+    (run := reported_run(tmp_path)).set_status("running", step=9)
+    for change, state in ((run.lock, "running"), (run.release, "killed")):
+        change()
+        write_report(run, UNREAD, tmp_path / "page.html")
+        assert f"{state} · step 9" in (tmp_path / "page.html").read_text()
+        assert f", {state}, began" in run_note(run)
+
+
 def test_the_head_says_when_the_run_began_and_how_long_it_trained(tmp_path: Path) -> None:
     run = reported_run(tmp_path)
     run.set_status("done", step=60, seconds=127.7)

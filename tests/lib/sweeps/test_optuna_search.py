@@ -15,7 +15,7 @@ import pytest
 from lib.errors import ConfigError
 from lib.sweeps.experiment import Experiment, read_experiment
 from lib.sweeps.optuna_search import run_search
-from lib.sweeps.points import best_of, table
+from lib.sweeps.result_table import best_of, table
 from lib.sweeps.runner import Result, Run
 
 ROOT = Path(__file__).resolve().parents[3]

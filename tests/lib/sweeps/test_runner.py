@@ -15,7 +15,7 @@ from lib.runs.identity import plugin_digests
 from lib.sweeps import runner
 from lib.sweeps.concurrency import Concurrency, HostMemoryEstimate
 from lib.sweeps.experiment import read_experiment
-from lib.sweeps.points import table
+from lib.sweeps.result_table import table
 from lib.sweeps.runner import known_result, resolved_runs, time_left, train_all, write_results
 from lib.sweeps.subprocess_run import Children, ChildRun
 from tests.lib.sweeps.test_experiment import AXES, study, written

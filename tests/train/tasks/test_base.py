@@ -70,6 +70,11 @@ def test_what_a_backward_pass_would_need_is_let_go() -> None:
         (lambda loss_N: loss_N.sum(), "training returns Tensor, not Sums; return"),
         (lambda loss_N: Sums(loss_N, 3, {}), r"the loss is \(\d+,\), not a sum; sum it over the samples"),
         (lambda _: Sums(1.5, 3, {}), "the loss is float, not a sum"),  # type: ignore[arg-type]
+        (
+            lambda loss_N: Sums(loss_N.sum(), 3, {"a": 0.5}),
+            "training returns metrics of float; return a dict",
+        ),  # type: ignore[dict-item]
+        (lambda loss_N: Sums(loss_N.sum(), 3, [loss_N]), "training returns metrics of list; return a dict"),  # type: ignore[arg-type]
         (lambda loss_N: Sums(loss_N.sum().detach(), 3, {}), "the loss has no gradient: it was detached"),
     ],
 )
@@ -94,6 +99,7 @@ def test_what_a_task_should_not_return_is_one_line(sums: Any, fault: str, monkey
     [
         ("evaluation", None, "evaluation returns NoneType, not Sums; return Sums"),
         ("evaluation", torch.ones(()), "evaluation returns Tensor, not Sums"),
+        ("evaluation", Sums(torch.ones(()), 1, {"a": 1}), "evaluation returns metrics of int; return"),  # type: ignore[dict-item]
         ("report", None, "report returns NoneType, not a dict of numbers"),
         ("report", {"loss": torch.ones(())}, "report returns Tensor, not a dict of numbers"),
         ("report", [1.0], "report returns list, not a dict of numbers"),
@@ -121,6 +127,13 @@ def test_figures_without_a_score_are_told(metric: str, score: Any, told: str) ->
     config, task = small_config("lenet5", best_metric=metric), Mock(**{"score.return_value": score})
     with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {told}$"):
         score_of(task, {"loss": 2.0, "error": 0.5}, config)
+
+
+def test_a_figure_that_the_score_needs_is_named() -> None:
+    task = Mock(**{"score.side_effect": lambda figures: figures["accuracy"]})
+    told = "report returns no accuracy, which its score needs: it returns samples, loss"
+    with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {told}$"):
+        score_of(task, {"samples": 3.0, "loss": 2.0}, small_config("lenet5"))
 
 
 def test_figures_of_rows_are_checked_and_added() -> None:

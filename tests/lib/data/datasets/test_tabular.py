@@ -172,8 +172,8 @@ def test_missing_values_are_reported_with_what_becomes_of_them(
         ),
         ("size,price\n1,2\n1,2,3\n", {}, DataError, "1 of 2 rows do not have the 2 fields.*row 2 has 3"),
         ("size,size,price\n1,1,1\n", {}, DataError, "'size' is there twice"),
-        ("size,price\n", {}, DataError, "has no rows: .*; add rows below it"),
-        ("", {}, DataError, "has no rows"),
+        ("size,price\n", {}, DataError, "has no rows: the first line is the heading; add"),
+        ("", {}, DataError, "has no rows: it is empty; add rows below a heading"),
         ("size,price\n1,inf\n2,3\n", {}, DataError, "column 'price' is infinite in row 1; write a finite"),
         (
             "size,price\n1,cheap\n2,3\n",

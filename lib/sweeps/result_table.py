@@ -1,4 +1,4 @@
-"""Points of a sweep: their table, the best one, and the effect of each axis."""
+"""Results of a sweep: the table of its points, the best one, and the effect of each axis."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lib.sweeps.experiment import Experiment, read_experiment
-from lib.sweeps.points import best_of, main_effects, objective, table
+from lib.sweeps.result_table import best_of, main_effects, objective, table
 from lib.sweeps.runner import Result
 
 GRID = "axes: {LEARNING_RATE: [0.1, 0.2], EMA: [true, false]}\nseeds: 3\n"
