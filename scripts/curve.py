@@ -90,7 +90,7 @@ def store(curve: Curve, file: Path) -> None:
 
 
 def read_stored(file: Path) -> Curve:
-    """Read a reference curve. Raises ToolkitError if the file is not one."""
+    """Read a reference curve. Raises ToolkitError if it cannot be read, ConfigError if it is none."""
     try:
         with os_errors("read"):
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -99,7 +99,8 @@ def read_stored(file: Path) -> Curve:
             raise ValueError("no points, or one is not finite")
         return Curve(str(content["run"]), str(content["column"]), points)
     except (ValueError, TypeError, KeyError) as error:
-        raise ToolkitError(f"{file} is not a stored curve", why=f"{type(error).__name__}: {error}") from error
+        why, todo = f"{type(error).__name__}: {error}", "make curve OUT=FILE.json stores one"
+        raise ConfigError(f"{file} is not a stored curve", why=why, todo=todo) from error
 
 
 def main() -> int:

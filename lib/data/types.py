@@ -61,6 +61,8 @@ class ImageSpec:
     def __post_init__(self) -> None:
         if not len(self.mean) == len(self.std) == self.channels:
             raise ValueError(f"{self.channels} channels, mean {self.mean} and std {self.std}")
+        if not all(each > 0 for each in self.std):  # which images are divided by
+            raise ValueError(f"std {self.std} is not above 0")
 
     @classmethod
     def square(

@@ -126,8 +126,9 @@ def test_a_folder_may_have_packages_of_the_same_names(folder: Path, first: str) 
         import numpy
         found = anneal.predict(model, numpy.zeros((3, 1, 28, 28), numpy.uint8), top=2)
         assert len(found.names) == 3 and len(next(found.rows())) > 2, next(found.rows())
-        difference = anneal.export(model, "out", layout="pt2")
-        assert difference is not None and difference < 1e-4
+        if {first == "mine"}:  # it takes seconds
+            difference = anneal.export(model, "out", layout="pt2")
+            assert difference is not None and difference < 1e-4
         assert anneal.fits(torch.nn.Linear(3, 4), inputs=(5, 3), gpu="rtx3090")
         import models, lib
         assert (lib.MINE, models.MINE, train.MINE, scripts.MINE) == ("lib", "models", "train", "scripts")

@@ -60,6 +60,7 @@ def test_it_is_kept_also_where_the_configuration_is_refused(tmp_path: Path) -> N
     assert [each.name for each in out.iterdir()] == [".external"]
 
 
+@pytest.mark.long
 def test_the_files_of_its_page_train(tmp_path: Path) -> None:
     page, folder = (ROOT / "docs/tutorials/external.md").read_text("utf-8"), tmp_path / "my_lab"
     files = re.findall(r"`((?:models|defconfigs)/my_net\S*)` [^`]*?:\n\n```\w*\n(.*?)^```", page, re.M | re.S)

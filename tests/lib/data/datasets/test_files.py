@@ -113,6 +113,7 @@ def test_a_set_without_fault_is_opened(write: Write) -> None:
         (PART, f"{PART[:-1]}, labels > 4)", r"rows bool \(10,\), not int64 \(N,\) or None, in train"),
         (PART, f"{PART[:-1]}, labels + 1)", r"row 10 at \[9\], not in 0\.\.9, in train"),
         ("mean=(0.5,)", "mean=()", r"data\.py:7: ValueError: 0 channels"),
+        ("std=(0.5,)", "std=(0.0,)", r"data\.py:7: ValueError: std \(0\.0,\) is not above 0"),
     ],
 )
 def test_a_fault_of_the_code_is_one_line_with_its_place(write: Write, old: str, new: str, told: str) -> None:
