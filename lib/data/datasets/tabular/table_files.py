@@ -170,7 +170,7 @@ def _csv(file: Path, content: bytes) -> dict[str, Texts]:
         todo = 'close each quote, and write " in a quoted field as ""'
         raise DataError(f"{file} is no table", why=why, todo=todo) from error
     if not count:
-        why = "the first line is the heading" if file.stat().st_size else "it is empty"
+        why = "the first line is the heading" if names else "it is empty"
         raise DataError(f"{file} has no rows", why=why, todo="add rows below a heading")
     _check_names(file, names)
     if ragged:
