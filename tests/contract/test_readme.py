@@ -104,6 +104,7 @@ COMMANDS = {
     'make setconfig SET="DEVICE_CUDA=y NUM_DEVICES=8 DIST_NNODES=2"': SETTINGS,
     'make setconfig SET="SLURM_PARTITION=gpu SLURM_TIME=12:00:00"': SETTINGS,
     "make train CONFIG_MAX_STEPS=2000": DRY,
+    "make train CONFIG_BUDGET_STEPS=y CONFIG_MAX_STEPS=20": DRY,
     'make sample PROMPT="Once upon"': END_TO_END,
     "make plan GPU=all": END_TO_END,
     "make plan GPU=all PRICE=2.5": END_TO_END,
