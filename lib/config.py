@@ -318,7 +318,7 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
 
 def _may_select_text(model: str) -> bool:
     """Return True if an option in the Kconfig of `model` selects texts as its data."""
-    files = MODELS.home(model).rglob("*[Kk]config*")  # also those that its Kconfig sources
+    files = MODELS.home(model).rglob("Kconfig*")  # also those that its Kconfig sources
     return any(_SELECTS_TEXT.search(body) for file in files for _, body in definitions_in(file))
 
 

@@ -48,7 +48,9 @@ class ToolkitError(Exception):
 
 
 class ConfigError(ToolkitError):
-    """A configuration, or its data, that cannot be used. Nothing was written.
+    """A configuration, its data or a plug-in's code that cannot be used.
+
+    Nothing was written, except where an evaluation finds it.
 
     findings: one line per fault (``file:line: reason``) where there are several.
     """

@@ -98,7 +98,7 @@ def read_stored(file: Path) -> Curve:
         if not points or not all(math.isfinite(value) for _, value in points):
             raise ValueError("no points, or one is not finite")
         return Curve(str(content["run"]), str(content["column"]), points)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         why, todo = f"{type(error).__name__}: {error}", "make curve OUT=FILE.json stores one"
         raise ConfigError(f"{file} is not a stored curve", why=why, todo=todo) from error
 

@@ -60,15 +60,20 @@ def train(requested: kconf.Resolved, *, root: Path, runs: Path, started: float, 
 
         resolved = with_tier(requested, root=root, log=log)
     request = _request(resolved, root=root, runs=runs, started=started, verbose=verbose)
-    return _plan_and_train(request, lambda: _interrupted(request))
+    return _plan_and_train(request)
 
 
-def _interrupted(request: RunRequest) -> RunDir | None:
-    """Return the run of this configuration to resume, locked."""
-    config, resolved = request.config, request.resolved
+def _to_resume(request: RunRequest, given: RunDir | None) -> RunDir | None:
+    """Return the run to resume, locked: `given`, or else an interrupted one of this configuration."""
+    config, resolved, upload = request.config, request.resolved, _upload(request.config)
+    if given is not None:
+        given.lock()
+        if upload is not None:
+            upload.catch_up(given, config, log=log)
+        return given
     if config.resume == "never":
         return None
-    if (upload := _upload(config)) is not None:
+    if upload is not None:
         found: RunDir | None = upload.interrupted(config, resolved, runs=request.runs, log=log)
         return found
     same = partial(trains, resolved=resolved)
@@ -88,15 +93,7 @@ def resume(name: str, *, root: Path, runs: Path, started: float, verbose: bool =
     """Resume run `name` ("": the newest that is not done) with its stored configuration."""
     run = resolve_run(runs, name, unfinished=True)
     request = _request_of(run, root=root, runs=runs, started=started, verbose=verbose)
-
-    # Called late: nodes that start at once must not find the run locked by each other.
-    def lock() -> RunDir:
-        run.lock()
-        if (upload := _upload(request.config)) is not None:
-            upload.catch_up(run, request.config, log=log)
-        return run
-
-    return _plan_and_train(request, lock)
+    return _plan_and_train(request, resumed=run)
 
 
 def rerun(name: str, *, root: Path, runs: Path, started: float, verbose: bool = False) -> int:
@@ -107,7 +104,7 @@ def rerun(name: str, *, root: Path, runs: Path, started: float, verbose: bool = 
     run = resolve_run(runs, name)
     request = _request_of(run, root=root, runs=runs, started=started, verbose=verbose)
     log(f"Again: {run.path}")
-    return _plan_and_train(request, lambda: None, original=run)
+    return _plan_and_train(request, original=run)
 
 
 def create_run(planned: PlannedRun) -> RunDir:
@@ -156,12 +153,12 @@ def _request_of(run: RunDir, *, root: Path, runs: Path, started: float, verbose:
 
 @interrupted_as("interrupted before training began; the same command begins again")
 def _plan_and_train(
-    request: RunRequest, find_run: Callable[[], RunDir | None], *, original: RunDir | None = None
+    request: RunRequest, *, original: RunDir | None = None, resumed: RunDir | None = None
 ) -> int:
     """Plan, launch several processes if the plan says so, and train.
 
-    find_run: returns the run to resume, locked; None to create one.
-    original: an earlier run of the same configuration, to log differences from.
+    original: an earlier run of the same configuration, to train again and log differences from.
+    resumed: the run to resume; by default an interrupted one of this configuration.
     """
     config, rendezvous = request.config, None
     if config.dist_nnodes != "1" or config.launch.dist_endpoint:
@@ -178,11 +175,12 @@ def _plan_and_train(
     if rendezvous is not None:
         from train.multi_node import launch_multi_node, refusal_on_nodes
 
-        check = refusal_on_nodes(config, rendezvous)
+        check = refusal_on_nodes(config, rendezvous, again=original is not None)
     data = open_to_train(config, root=request.root, log=log, refuse=check)
     if rendezvous is not None:
-        launch_multi_node(config, request.resolved, rendezvous)
-    run = find_run()
+        launch_multi_node(config, request.resolved, rendezvous, run=resumed)
+    # Locked late: nodes that start at once must not find the run locked by each other.
+    run = None if original is not None else _to_resume(request, resumed)
     hardware = probe(config.device)
     plan = plan_for(request, data, hardware, run)
     planned = PlannedRun(request=request, data=data, hardware=hardware, plan=plan)
@@ -224,7 +222,7 @@ def work(*, root: Path, runs: Path, started: float, verbose: bool = False) -> in
 
     def main() -> int:
         if launched["plan"] is None:
-            planned, backend, run = _plan_after_rendezvous(request, data, launched["hardware"])
+            planned, backend, run = _plan_after_rendezvous(request, data, launched)
         else:
             plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
             planned = PlannedRun(request=request, data=data, hardware=hardware, plan=plan)
@@ -245,16 +243,19 @@ def work(*, root: Path, runs: Path, started: float, verbose: bool = False) -> in
 
 
 def _plan_after_rendezvous(
-    request: RunRequest, data: TrainingData, known: Mapping[str, Any] | None
+    request: RunRequest, data: TrainingData, launched: Mapping[str, Any]
 ) -> tuple[PlannedRun, Backend, RunDir | None]:
     """Plan with the processes of all nodes; returns the run to resume on rank 0."""
     from train.multi_node import check_shared_directory, join_rendezvous
 
-    backend, hardware = join_rendezvous(request.config, known=known)
-    check_shared_directory(backend, request.runs)
+    backend, hardware = join_rendezvous(request.config, known=launched["hardware"])
+    given = RunDir.open(Path(launched["run"])) if launched["run"] else None
+    check_shared_directory(backend, request.runs if given is None else given.path.parents[1])
     request = replace(request, config=request.config.replace(num_devices=backend.world))
-    run = _interrupted(request) if backend.is_main else None
-    decided = plan_for(request, data, hardware, run) if backend.is_main else None
+    run, decided = None, None
+    if backend.is_main:
+        run = _to_resume(request, given)
+        decided = plan_for(request, data, hardware, run)
     plan = Plan.from_json(backend.broadcast(decided.to_json() if decided else None))
     return PlannedRun(request=request, data=data, hardware=hardware, plan=plan), backend, run
 

@@ -20,7 +20,7 @@ from train import loop
 from train.planning.memory_estimate import MemoryTraces
 from train.record import log
 from train.stored_run import Restored, restore, stored_configuration
-from train.tasks.base import naive_loss_of
+from train.tasks.naive_loss import naive_loss_of
 
 MOST_CHECKPOINTS = 4  # that the task shows
 

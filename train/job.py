@@ -369,7 +369,7 @@ def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
         for batch in batches:
             with backend.autocast(plan.precision):
                 sums = job.task.evaluation(job.forward, batch)
-            check_sums(sums, job.config, function="evaluation")
+            check_sums(sums, job.config)
             backend.mark_step()
             yield sums
 

@@ -69,8 +69,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
         agreed, stop.saved_step = Agreement(job.backend, stop, seconds=progress.seconds), progress.step
         if progress.evaluation_pending:
             evaluation, better = assess(job, progress, stop, saver)
-            if better:
-                _save(job, progress, saver, best=True)
+            _save(job, progress, saver, best=better)  # else the row would be written again after a kill
         last = is_over(job, progress)
         agreed.restart(counts=False)
         while not last:
@@ -203,7 +202,7 @@ def accumulate_gradients(job: Job, progress: Progress) -> Generator[Sums, None, 
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision), job.keeping:
                 sums = _training_sums(job, batch)
-            check_sums(sums, job.config)
+            check_sums(sums, job.config, targets=size * job.task.targets_per_sample)
             backend.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)), last=last)
         if not last:  # the update belongs to the last one's graph
             backend.mark_step()

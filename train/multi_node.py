@@ -28,7 +28,11 @@ from lib.plan.types import STATIC_SHAPES, Hardware
 from lib.runs.identity import identity
 
 if TYPE_CHECKING:
+    from lib.runs.directory import RunDir
     from train.training_data import TrainingData
+
+
+_RESUMES = "they resume from a checkpoint whenever a node joins or leaves"
 
 
 def check_node(config: Config, rendezvous: Rendezvous) -> tuple[Hardware, int]:
@@ -36,7 +40,7 @@ def check_node(config: Config, rendezvous: Rendezvous) -> tuple[Hardware, int]:
     if config.resume == "never":
         raise ConfigError(
             "CONFIG_RESUME_NEVER=y is not for several nodes",
-            why="they resume from a checkpoint whenever a node joins or leaves",
+            why=_RESUMES,
             todo="set CONFIG_RESUME_AUTO=y",
         )
     check_machines(config.device)
@@ -58,13 +62,18 @@ def check_node(config: Config, rendezvous: Rendezvous) -> tuple[Hardware, int]:
     return hardware, processes
 
 
-def refusal_on_nodes(config: Config, rendezvous: Rendezvous) -> Callable[[Config, TrainingData | None], None]:
+def refusal_on_nodes(
+    config: Config, rendezvous: Rendezvous, *, again: bool = False
+) -> Callable[[Config, TrainingData | None], None]:
     """Check this node; return a function that raises what the plan refuses whatever the other nodes have.
 
     How many processes they start is known after the rendezvous only, but data and models that training starts
     from are made before. So it raises only where every number of processes is refused, with the reason of
-    nodes like this one. Raises what `check_node` does.
+    nodes like this one. again: of a run that shall not be resumed. Raises what `check_node` does.
     """
+    if again:
+        what = "make rerun is not for several nodes"
+        raise ConfigError(what, why=_RESUMES, todo="train its configuration: make train")
     hardware, processes = check_node(config, rendezvous)
     least, most = rendezvous.min_nodes, rendezvous.max_nodes
     alike = [processes * nodes for nodes in range(least, most + 1)]
@@ -91,8 +100,10 @@ def refusal_on_nodes(config: Config, rendezvous: Rendezvous) -> Callable[[Config
     return refuse
 
 
-def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rendezvous) -> NoReturn:
-    """Become this node's launcher. Raises what `check_node` does."""
+def launch_multi_node(
+    config: Config, resolved: kconf.Resolved, rendezvous: Rendezvous, *, run: RunDir | None = None
+) -> NoReturn:
+    """Become this node's launcher. run: to resume; None for an interrupted one. Raises as `check_node`."""
     hardware, processes = check_node(config, rendezvous)
     route = route_to(rendezvous.endpoint)
     port = rendezvous.endpoint.rpartition(":")[2]
@@ -102,7 +113,8 @@ def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rend
     print(f"Rendezvous at {rendezvous.endpoint}: {config.dist_nnodes} nodes train {name}")
     # Each process probes its hardware again, unless that is possible only before they start.
     known = hardware.to_json() if probed_by_launcher(hardware.kind) else None
-    payload = {"configuration": resolved.to_json(), "plan": None, "hardware": known, "run": None}
+    path = str(run.path) if run else None
+    payload = {"configuration": resolved.to_json(), "plan": None, "hardware": known, "run": path}
     launch(
         payload,
         world=processes,

@@ -173,7 +173,10 @@ class RunRecord(Record):
         self._flush_metrics()
         rows = [row for row in metrics.tail(self.run.metrics) if row["kind"] == "train"]
         columns = [name for name in ("samples_per_second", *SHARES) if rows and name in rows[-1]]
-        medians = {name: statistics.median(row[name] for row in rows[1:] or rows) for name in columns}
+        # Rows from before a resume on other devices lack some.
+        medians = {
+            name: statistics.median(row[name] for row in rows[1:] or rows if name in row) for name in columns
+        }
         total = {name: rows[-1][name] for name in ("compile_seconds",) if rows and name in rows[-1]}
         return {**medians, "first_step_seconds": self._first_step_seconds, **total} if medians else {}
 

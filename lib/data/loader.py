@@ -240,7 +240,7 @@ class TrainLoader(_Loader):
                 weights = torch.arange(rows_read, device=batch.inputs.device) < size
                 batch = replace(batch, weights=weights.to(torch.float32))
             yield batch
-        self._next = _Step(step + 1, *request[1:])
+        self._next = request._replace(step=step + 1)
 
     def _read(self) -> Rows:
         read = next(self._reader)

@@ -19,7 +19,7 @@ _ROWS = torch.contiguous_format
 Placement: TypeAlias = Literal["resident", "stream", "shapes"]
 
 # int64 (1 + K, N): the positions of N samples, and K rows of notes that are copied to the device with them.
-Request: TypeAlias = torch.Tensor
+Request: TypeAlias = Indices | torch.Tensor  # where `Store.place` has put it
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # inputs as stored, targets, notes
 Fetch: TypeAlias = Callable[[Request], Rows]
 
@@ -31,8 +31,8 @@ class Store:
         self._fetch, self._device = fetch, device
 
     def place(self, requests: Indices) -> Request:
-        """Return requests for `read`, those of many steps at once: sending each by itself costs more."""
-        return send(requests, self._device)
+        """Return requests of many steps for `read`: on a GPU, where sending each by itself costs more."""
+        return send(requests, self._device) if self._device.type in PINNED else requests
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         """Yield inputs, targets (as from `Part.take`) and notes (K, N) on the device for each request."""
@@ -65,7 +65,7 @@ def _shapes(part: Part, device: torch.device) -> Fetch:
         inputs, targets = (
             torch.empty(request.shape[1], *shape, dtype=dtype, device=device) for dtype, shape in kinds
         )
-        return inputs, targets, request[1:]
+        return inputs, targets, send(request[1:], device)
 
     return fetch
 
@@ -78,8 +78,9 @@ def _resident_rows(part: ArrayPart, device: torch.device) -> Fetch:
     inputs, targets = (torch.from_numpy(array).to(device) for array in writable)
 
     def fetch(request: Request) -> Rows:
-        positions_N, notes_KN = request[0], request[1:]
-        return inputs.index_select(0, positions_N), targets.index_select(0, positions_N), notes_KN
+        sent = send(request, device)  # one copy for the whole request, unless `place` made it
+        positions_N = sent[0]
+        return inputs.index_select(0, positions_N), targets.index_select(0, positions_N), sent[1:]
 
     return fetch
 
@@ -96,15 +97,15 @@ def _resident_tokens(part: TokenPart, device: torch.device) -> Fetch:
     steps = None if part.shifted else torch.arange(1, part.block_size + 1, device=device)
 
     def fetch(request: Request) -> Rows:
-        positions_N, notes_KN = request[0], request[1:]
-        windows = all_windows[positions_N].to(torch.int64)
+        sent = send(request, device)
+        windows = all_windows[sent[0]].to(torch.int64)
         if mask is not None:
             windows.bitwise_and_(mask)
         # clone also copies a single row, whose slices are contiguous views of shared memory.
         inputs, targets = (each.clone(memory_format=_ROWS) for each in (windows[:, :-1], windows[:, 1:]))
         if steps is not None:
-            targets.masked_fill_(positions_N[:, None] + steps >= length, IGNORED)
-        return inputs, targets, notes_KN
+            targets.masked_fill_(sent[0][:, None] + steps >= length, IGNORED)
+        return inputs, targets, sent[1:]
 
     return fetch
 
@@ -113,8 +114,9 @@ def _host_rows(part: Part, device: torch.device) -> Fetch:
     """Rows in host memory, pinned for CUDA."""
 
     def fetch(request: Request) -> Rows:
-        inputs, targets = part.take(request[0].numpy())
-        rows = torch.from_numpy(inputs), torch.from_numpy(targets), request[1:]
+        assert not isinstance(request, torch.Tensor), "`_Stream.place` leaves it in NumPy"
+        inputs, targets = part.take(request[0])
+        rows = torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(request[1:])
         if device.type in PINNED:
             return rows[0].pin_memory(), rows[1].pin_memory(), rows[2].pin_memory()
         return rows
@@ -135,8 +137,7 @@ class _Stream(Store):
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="data")
 
     def place(self, requests: Indices) -> Request:
-        """Return requests in main memory, where rows are read."""
-        return torch.from_numpy(requests)
+        return requests
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         ahead: deque[Future[Rows]] = deque()

@@ -137,11 +137,9 @@ def latest_valid(directory: Path) -> int | None:
     """Return the step of the latest valid checkpoint, or None if there is none."""
     found = _checkpoints(directory)
     for step in sorted(found, reverse=True):
-        try:
+        with contextlib.suppress(DamagedError, OSError):  # load() reports the reason
             verify(found[step], step=step)
-        except (DamagedError, OSError):
-            continue  # load() reports the reason
-        return step
+            return step
     return None
 
 
@@ -193,18 +191,15 @@ def decode_manifest(data: bytes, *, step: int) -> dict[str, Any]:
         raise DamagedError(f"its format is {content.get('format')}, this version reads 1 and 2")
     if content.get("step") != step:
         raise DamagedError(f"it is the checkpoint of step {content.get('step')}")
-    files = content.get("files")
-    if not isinstance(files, dict) or STATE not in files or not all(map(_has_checksum, files.values())):
+    files: Any = content.get("files")
+    entries = files.values() if isinstance(files, dict) and STATE in files else [None]
+    if not all(isinstance(entry, dict) and {"size_bytes", "sha256"} <= entry.keys() for entry in entries):
         raise DamagedError(f"{MANIFEST} does not give size and SHA-256 of {STATE}")
     if any(
         name in ("", "..") or "\0" in name or Path(name).name != name for name in files
     ):  # it would be written elsewhere when it is received
         raise DamagedError(f"{MANIFEST} names a file of another directory")
     return content
-
-
-def _has_checksum(file: object) -> bool:
-    return isinstance(file, dict) and {"size_bytes", "sha256"} <= set(file)
 
 
 def is_best(content: Mapping[str, Any]) -> bool:
@@ -314,14 +309,10 @@ def _clean(directory: Path) -> None:
 
 def _checkpoints(directory: Path) -> dict[int, Path]:
     """Return step -> directory. A replaced checkpoint counts until its replacement is installed."""
-    found: dict[int, Path] = {}
     names = {path.name for path in directory.iterdir()} if directory.exists() else set()
-    for name in names:
-        visible = name.removeprefix(_REPLACED)
-        step = checkpoint_step(visible)
-        if step is not None and (name == visible or visible not in names):
-            found[step] = directory / name
-    return found
+    visible = {name: name.removeprefix(_REPLACED) for name in names}
+    there = {name: checkpoint_step(of) for name, of in visible.items() if name == of or of not in names}
+    return {step: directory / name for name, step in there.items() if step is not None}
 
 
 def _candidates(directory: Path, which: Which) -> dict[int, Path]:
@@ -345,38 +336,45 @@ def _candidates(directory: Path, which: Which) -> dict[int, Path]:
 
 def _read(path: Path, *, step: int, map_location: str | torch.device, ranks: _Ranks | None) -> dict[str, Any]:
     """Return the state of one checkpoint after verifying every byte. Raises DamagedError, on every rank."""
-    if ranks is None:
-        return _read_alone(path, step=step, map_location=map_location)
-    state, reason = dict[str, Any](), ""
+    own = {} if ranks is None else {"rank": ranks.rank, "world": ranks.world}
     try:
-        state = _read_alone(path, step=step, map_location=map_location, rank=ranks.rank, world=ranks.world)
+        content = _on_every_rank(lambda: verify(path, step=step, **own), path, ranks)
+    except DamagedError:
+        if ranks is not None and ranks.rank == 0:  # to report what another rank has found
+            _on_every_rank(lambda: verify(path, step=step), path, None)
+        raise
+    # Not before every rank has verified its share: a damaged archive has errors of any kind.
+    return _on_every_rank(lambda: _load(path, content, map_location), path, ranks)
+
+
+def _on_every_rank(read: Callable[[], dict[str, Any]], path: Path, ranks: _Ranks | None) -> dict[str, Any]:
+    """Return what `read` returns. Raises DamagedError, on every rank, if the checkpoint cannot be used."""
+    found, reason = dict[str, Any](), ""
+    try:
+        found = read()
     except DamagedError as error:
         reason = str(error)
-    if any(ranks.all_reduce_max((bool(reason),))):
-        if ranks.rank == 0 and not reason:  # to report what another rank has found
-            _read_alone(path, step=step, map_location=map_location)
-        raise DamagedError(reason or "another process cannot read it")
-    return state
-
-
-def _read_alone(path: Path, *, step: int, map_location: Any, rank: int = 0, world: int = 1) -> dict[str, Any]:
-    """Read a checkpoint of which this rank verifies its share of the files. Raises DamagedError."""
-    try:
-        content = verify(path, step=step, rank=rank, world=world)
-        if not _is_saved_by_torch(path / STATE):
-            raise DamagedError(f"{STATE} is not a file of torch.save")
-        state: dict[str, Any] = torch.load(path / STATE, map_location=map_location, weights_only=True)
-        if not isinstance(state, dict):
-            raise DamagedError(f"{STATE} holds no dict of states")
-        if content["format"] == FORMAT:
-            return state
-        from lib.runs import dcp  # a second, which other checkpoints do without
-
-        return dcp.stored_tensors(state, path)
     except OSError as error:
-        raise DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
-    except pickle.UnpicklingError as error:
-        raise DamagedError("it holds more than tensors and numbers") from error
+        reason = f"{Path(error.filename or path).name}: {error.strerror or error}"
+    except pickle.UnpicklingError:
+        reason = "it holds more than tensors and numbers"
+    if any((bool(reason),) if ranks is None else ranks.all_reduce_max((bool(reason),))):
+        raise DamagedError(reason or "another process cannot read it")
+    return found
+
+
+def _load(path: Path, content: Mapping[str, Any], map_location: Any) -> dict[str, Any]:
+    """Load a verified checkpoint with this manifest. Raises DamagedError, OSError, UnpicklingError."""
+    if not _is_saved_by_torch(path / STATE):
+        raise DamagedError(f"{STATE} is not a file of torch.save")
+    state: dict[str, Any] = torch.load(path / STATE, map_location=map_location, weights_only=True)
+    if not isinstance(state, dict):
+        raise DamagedError(f"{STATE} holds no dict of states")
+    if content["format"] == FORMAT:
+        return state
+    from lib.runs import dcp  # a second, which other checkpoints do without
+
+    return dcp.stored_tensors(state, path)
 
 
 def _is_saved_by_torch(path: Path) -> bool:

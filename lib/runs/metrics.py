@@ -27,13 +27,14 @@ SHARES = (
     "device_utilization",
     "model_flop_utilization",
 )  # of time, of the peak
-# Columns of metrics.jsonl and of results by which nothing is judged.
-NOT_METRICS = frozenset(
-    {"step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
-    | {*SHARES, "compilations", "compile_seconds"}
-    | {"samples", "bytes", "chars", "tokens", "words", "conversations"}
+# Columns of metrics.jsonl that every run has, and keys of status.json: no task has a metric of such a name.
+RESERVED = frozenset(
+    {"kind", "note", "step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
+    | {*SHARES, "compilations", "compile_seconds", "state", "reason", "part"}
 )
-_LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "mae", "rmse")
+# Columns and results by which nothing is judged.
+NOT_METRICS = RESERVED | {"samples", "bytes", "chars", "tokens", "words", "conversations"}
+_LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "mae", "rmse", "mse", "mape", "nll", "wer", "cer", "fid")
 _LOWER_BY_TARGET = ("mae_", "rmse_")  # of several targets, each with its name
 _LOWER_BY_WORD = {"loss", "error"}
 

@@ -226,9 +226,7 @@ def _points(document: Document, axes: Mapping[str, Plain]) -> Iterator[Setting]:
     values: dict[str, list[Plain]] = {}
     for name, axis in axes.items():
         if not isinstance(axis, list) or not axis:
-            raise document.error(
-                "axes", name, fault=f"the axis {name} is not a list of values, or an empty one"
-            )
+            raise document.error("axes", name, fault=f"the axis {name} is empty or no list of values")
         values[name] = axis
     lengths = sorted({len(axis) for axis in values.values()})
     if kind == "zip" and len(lengths) > 1:

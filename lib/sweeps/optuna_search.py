@@ -14,7 +14,7 @@ from typing import Any
 
 from lib.errors import ConfigError
 from lib.sweeps.experiment import Axis, Experiment, Range, Search, Setting, raw
-from lib.sweeps.result_table import mean_of
+from lib.sweeps.result_table import check_reported, mean_of
 from lib.sweeps.runner import Result, Run, resolved_runs
 
 
@@ -49,6 +49,7 @@ def run_search(
             runs = resolved_runs(replace(experiment, points=(point,)), root=root)
             later = (search.samples - number - 1) * len(runs)
             results += train([replace(run, number=len(points) - 1) for run in runs], later=later)
+        check_reported(results, search.figure)
         figure = mean_of(points.index(point), results, search.figure)
         if figure is None:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)

@@ -29,14 +29,18 @@ def objective(experiment: Experiment, results: Sequence[Result]) -> tuple[str, b
 
 
 def mean_of(number: int, results: Sequence[Result], metric: str) -> float | None:
-    """Return the mean of a point over its seeds; None where one failed. Raises ConfigError without it."""
+    """Return the mean of a point over its seeds; None where one failed or was not finite (not stored)."""
     own = [result for result in results if result.number == number]
-    if not own or any(result.reason for result in own):
+    if not own or any(result.reason or metric not in result.metrics for result in own):
         return None
-    if lacking := [result for result in own if metric not in result.metrics]:
-        todo = f"search by one of {', '.join(lacking[0].metrics)}"
-        raise ConfigError(f"no evaluation reports {metric}", todo=todo)
     return statistics.fmean(result.metrics[metric] for result in own)
+
+
+def check_reported(results: Sequence[Result], metric: str) -> None:
+    """Raise ConfigError if no run that is done has `metric`."""
+    done = [result.metrics for result in results if not result.reason]
+    if done and not any(metric in metrics for metrics in done):
+        raise ConfigError(f"no evaluation reports {metric}", todo=f"search by one of {', '.join(done[0])}")
 
 
 def best_of(experiment: Experiment, results: Sequence[Result]) -> tuple[int, int]:

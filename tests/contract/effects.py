@@ -227,7 +227,7 @@ def files(place: DataLocation, config: Config) -> Outcome:
             mock.patch.object(RunDir, "find_interrupted", lambda *_, **__: "the run"),
             mock.patch.object(upload, "interrupted", lambda *_, **__: "the run"),
         ):
-            found = commands._interrupted(requested)
+            found = commands._to_resume(requested, None)
     written = sorted(
         anonymous(path.relative_to(place.root)) for folder in (runs, storage) for path in folder.rglob("*")
     )

@@ -225,7 +225,7 @@ def launched(place: DataLocation, config: Config, hardware: Hardware) -> Outcome
         silence(),
     ):
         try:
-            return commands._plan_and_train(place.request(config), lambda: None)
+            return commands._plan_and_train(place.request(config))
         except _Launched as told:
             return told.args
 

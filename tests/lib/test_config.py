@@ -55,6 +55,7 @@ def test_a_model_may_select_texts_in_a_file_that_its_kconfig_sources(
     (tmp_path / "options").mkdir()
     text = "config MODEL_LENET5_TEXT\n\tbool\n\tselect MODEL_DATA_TEXT\n"
     (tmp_path / "options" / "Kconfig.data").write_text(text)
+    (tmp_path / ".Kconfig.swp").write_bytes(b"\xff")  # of an editor
     with mock.patch.object(type(MODELS), "home", return_value=tmp_path):
         assert config_from_values(values).task == "classify"
 

@@ -84,6 +84,7 @@ def test_a_reference_comes_back(tmp_path: Path) -> None:
         "{}",
         '{"run": "a", "column": "b", "points": []}',
         '{"run": "a", "column": "b", "points": [[1]]}',
+        '{"run": "a", "column": "b", "points": [[1e999, 1]]}',
     ],
 )
 def test_a_file_that_is_no_reference_is_told(tmp_path: Path, content: str) -> None:

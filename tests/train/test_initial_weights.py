@@ -196,7 +196,7 @@ def refuse_directories(monkeypatch: pytest.MonkeyPatch) -> None:
 def refusal(config: Config, root: Path, monkeypatch: pytest.MonkeyPatch) -> ToolkitError:
     refuse_directories(monkeypatch)
     with pytest.raises(ToolkitError) as caught:
-        commands._plan_and_train(an_order(config, root), lambda: None)
+        commands._plan_and_train(an_order(config, root))
     assert not (root / "data").exists(), "nor are data made"
     return caught.value
 

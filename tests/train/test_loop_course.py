@@ -268,6 +268,7 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_when_the_run_goes_on(max
     assert progress.evaluation_pending
     assert train(again, progress) == result
     assert of_steps(later, "eval") == of_steps(expected, "eval") and not progress.evaluation_pending
+    assert later.saved[0][0] == 2, "a kill must not leave the row to be written again"
     assert progress.best == max(job.task.score(row) for row in of_steps(expected, "eval"))
 
 

@@ -10,15 +10,20 @@ from typing import Any, cast
 
 import pytest
 
+from lib import kconf
 from lib.devices.base import Backend
 from lib.distributed.rendezvous import Rendezvous
-from lib.errors import PlanError, ToolkitError
+from lib.errors import ConfigError, PlanError, ToolkitError
 from lib.plan.gpus import parse_gpu
 from lib.plan.placement import of_all_nodes
+from lib.runs.directory import RunDir
+from tests.support.configs import ROOT
 from tests.support.tokens import small_lm_config, text_data
-from train import base_run, multi_node, training_data
+from tests.support.training import CPU, random_data, small_config, small_plan
+from train import base_run, commands, multi_node, training_data
 from train.multi_node import check_shared_directory, refusal_on_nodes
 from train.planning import run_plan
+from train.planning.run_plan import RunRequest
 
 
 class Ranks:
@@ -135,6 +140,35 @@ def test_what_no_number_of_processes_could_run_is_refused(monkeypatch: pytest.Mo
 def test_nodes_like_this_one_have_its_memory() -> None:
     machine = of_all_nodes(parse_gpu("a100-40gx4"), processes=4, world=12)
     assert len(machine.devices) == 12 and machine.per_node == 4 and machine.of_all_nodes
+
+
+def test_a_run_that_is_named_is_resumed_and_none_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes resume whenever one joins or leaves: each time the run of RUN=, wherever it is."""
+    config = small_config("lenet5", dist_nnodes="2", resume="auto", target_effective_batch=24)
+    monkeypatch.setattr(multi_node, "probe", lambda _: CPU)
+    launched: list[dict[str, Any]] = []
+    monkeypatch.setattr(multi_node, "launch", lambda payload, **_: launched.append(payload))
+    monkeypatch.setattr(multi_node, "route_to", lambda _: None)
+    run = RunDir.create(tmp_path / "elsewhere", model="lenet5", identity="0123abcd", files={"config": ""})
+    run.release()
+    resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides={})
+    for given in (run, None):
+        multi_node.launch_multi_node(config, resolved, met(2, 2), run=given)
+    assert [payload["run"] for payload in launched] == [str(run.path), None]
+
+    monkeypatch.setattr(multi_node, "join_rendezvous", lambda *_, **__: (Backend("cpu"), CPU))
+    monkeypatch.setattr(commands, "plan_for", lambda *_: small_plan(24))
+    data = random_data(config, shape=(1, 28, 28), train_size=48)
+    request = RunRequest(resolved=resolved, config=config, root=ROOT, runs=tmp_path / "runs", started=0.0)
+    _, _, resumed = commands._plan_after_rendezvous(request, data, launched[0] | {"hardware": None})
+    assert resumed is not None and resumed.path == run.path
+    _, _, resumed = commands._plan_after_rendezvous(request, data, launched[1] | {"hardware": None})
+    assert resumed is None
+
+    with pytest.raises(ConfigError, match=r"^make rerun is not for several nodes: they resume"):
+        refusal_on_nodes(config, met(2, 2), again=True)
 
 
 @pytest.mark.slow

@@ -60,6 +60,9 @@ def test_the_speed_of_a_run_is_the_median_of_its_rows_but_the_first(tmp_path: Pa
         compiled = {"compilations": step, "compile_seconds": 10.0 * step}  # since the process began
         record.row("train", step=step, epoch=0.0, loss=1.0, **row(step, 30.0, 0.03, **compiled))
     assert record.speed() == expected | {"compile_seconds": 50.0}
+    resumed = row(6, 30.0, 0.03, gradient_wait=0.25, compile_seconds=50.0)  # on several devices
+    record.row("train", step=6, epoch=0.0, loss=1.0, **resumed)
+    assert record.speed() == expected | {"compile_seconds": 50.0, "gradient_wait": 0.25}
     record.close()
 
 

@@ -47,6 +47,8 @@ IRRELEVANT = frozenset(
         "eval_interval_steps", "log_interval_steps", "initial_weights", "weights_dir",
         "initial_weights_allow", "reset_head", "layer_decay",
         "checkpoint_interval_steps", "checkpoint_seconds", "keep_last", "keep_best", "resume",
+        "log_seconds", "sink_tensorboard", "sink_wandb", "sink_trackio", "sink_project",
+        "best_metric", "early_stop_evals", "early_stop_delta", "dist_max_restarts",
     }
 )  # fmt: skip
 

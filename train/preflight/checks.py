@@ -32,7 +32,8 @@ from train import loop
 from train.build import make_job
 from train.job import Budget, Job, Progress, budget_of, evaluation_sums, judge, warm_up_of
 from train.record import Record
-from train.tasks.base import Totals, borrows_naive_loss, naive_loss_of, report_of
+from train.tasks.base import Totals, report_of
+from train.tasks.naive_loss import borrows_naive_loss, naive_loss_of
 from train.training_data import TrainingData
 from train.upload import check_storage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy.typing as npt
 import torch
@@ -19,7 +19,9 @@ from lib.errors import ConfigError, ToolkitError
 from lib.nn.model_code import ModelCode, TaskCode, load_model
 from lib.plan.types import ITERATED, WITHOUT_DOUBLE, Branch, Plan
 from lib.plugins import MODELS, TASKS
-from lib.runs.metrics import higher_is_better
+from lib.runs.metrics import RESERVED, higher_is_better
+
+RESERVED_SUMS = RESERVED | {"loss", "count"}  # no names of `Sums.metrics`
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 _Training = TypeVar("_Training", bound=Callable[..., Any])
@@ -281,18 +283,6 @@ def preparation_of(config: Config) -> Callable[..., Prepared] | None:
     return optional_function(config, "prepare")
 
 
-def naive_loss_of(config: Config, spec: Spec) -> float | None:
-    """Return the expected loss of an untrained model; None if its task cannot tell."""
-    naive_loss = optional_function(config, "naive_loss")
-    return None if naive_loss is None or borrows_naive_loss(config) else naive_loss(spec)
-
-
-def borrows_naive_loss(config: Config) -> bool:
-    """Return True for a task with `naive_loss` of another one, whose loss may be another: zeros tell it."""
-    naive_loss = optional_function(config, "naive_loss")
-    return naive_loss is not None and naive_loss.__module__ != cast(Any, load_task(config)).__name__
-
-
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -341,27 +331,21 @@ def no_logits(returned: Any, before: tuple[int, ...], classes: int, *, padded: b
     return f"not floating-point logits {(*before, classes)}"
 
 
-def check_sums(sums: Any, config: Config, *, function: str = "training") -> None:
-    """Raise ConfigError unless `sums` of a micro-batch are what `function` of a task returns."""
-    loss, metrics = (sums.loss, sums.metrics) if isinstance(sums, Sums) else (None, None)
-    values = metrics.values() if isinstance(metrics, Mapping) else [metrics]
-    odd = [type(each).__name__ for each in values if not isinstance(each, Tensor)]
-    evaluated = function == "evaluation"
-    if not odd and isinstance(loss, Tensor) and not loss.dim() and (loss.requires_grad or evaluated):
-        return  # in every micro-batch; to find the place of a task takes a look at the disk
-    place = f"{TASKS.place(config.task)}/task.py"
-    if not isinstance(sums, Sums):
-        kind = "Tensor" if isinstance(sums, Tensor) else type(sums).__name__  # a traced one is another
-        returned = f"{place}: {function} returns {kind}, not Sums"
-        raise ConfigError(returned, todo="return Sums(loss, count, metrics)")
-    if odd or not isinstance(metrics, Mapping):
-        returned = f"{place}: {function} returns metrics of {(*odd, 'Tensor')[0]}"
-        raise ConfigError(returned, todo='return a dict of sums, such as {"accuracy": number_right}')
-    if not isinstance(loss, Tensor) or loss.dim():
-        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ConfigError(f"{place}: the loss is {shape}, not a sum", todo="sum it over the samples")
-    why = "it was detached, or does not depend on the outputs"
-    raise ConfigError(f"{place}: the loss has no gradient", why=why)
+def check_sums(sums: Any, config: Config, *, targets: int | None = None) -> None:
+    """Raise ConfigError unless `sums` of a micro-batch are what a task returns.
+
+    targets: those of its samples in training, which a count that is an int must equal; None in evaluation.
+    """
+    if isinstance(sums, Sums) and isinstance(sums.metrics, Mapping) and isinstance(sums.loss, Tensor):
+        loss, count, metrics = sums.loss, sums.count, sums.metrics.values()
+        counts = not count.dim() if isinstance(count, Tensor) else type(count) is int and count == targets
+        trains = not loss.dim() and (loss.requires_grad or targets is None)
+        named = RESERVED_SUMS.isdisjoint(sums.metrics)
+        if counts and trains and named and all(isinstance(each, Tensor) for each in metrics):
+            return
+    from train.tasks.faults import sums_error
+
+    raise sums_error(sums, config, targets)
 
 
 def report_of(task: Task, totals: Totals, backend: Backend, config: Config) -> dict[str, float]:
@@ -375,25 +359,37 @@ def report_of(task: Task, totals: Totals, backend: Backend, config: Config) -> d
 
 def _checked(function: str, figures: Any, config: Config) -> dict[str, float]:
     """Return `figures`. Raises ConfigError unless they are what `function` of a task returns."""
-    values = figures.values() if isinstance(figures, dict) else [figures]
-    odd = [type(each).__name__ for each in values if not isinstance(each, int | float)]
-    if isinstance(figures, dict) and not odd:
-        return figures
-    place = f"{TASKS.place(config.task)}/task.py"
-    raise ConfigError(f"{place}: {function} returns {(*odd, 'a number')[0]}, not a dict of numbers")
+    if isinstance(figures, dict) and RESERVED.isdisjoint(figures):
+        numbers = [each for each in figures.values() if isinstance(each, int | float)]
+        counted = function != "report" or (numbers and float(numbers[0]).is_integer())
+        if counted and len(numbers) == len(figures):
+            return figures
+    from train.tasks.faults import figures_error
+
+    raise figures_error(figures, config, function)
+
+
+class _Reported(dict[str, float]):
+    """Figures of an evaluation. Raises ConfigError for one that is not there."""
+
+    def __init__(self, figures: Mapping[str, float], config: Config) -> None:
+        super().__init__(figures)
+        self._config = config
+
+    def __missing__(self, name: str) -> NoReturn:
+        from train.tasks.faults import missing_error
+
+        raise missing_error(name, self, self._config)
 
 
 def score_of(task: Task, figures: Mapping[str, float], config: Config) -> float:
     """Return CONFIG_BEST_METRIC, or else the score of `task`: the higher, the better. Raises ConfigError."""
-    place, metric = f"{TASKS.place(config.task)}/task.py", config.evaluation.best_metric
-    try:
-        if metric:
-            return figures[metric] if higher_is_better(metric) else -figures[metric]
-        score: Any = task.score(figures)
-    except KeyError as error:
-        by = "CONFIG_BEST_METRIC names" if metric else "its score needs"
-        what = f"{place}: report returns no {error.args[0]}, which {by}"
-        raise ConfigError(what, why=f"it returns {', '.join(figures)}") from error
+    figures = _Reported(figures, config)
+    if metric := config.evaluation.best_metric:
+        return figures[metric] if higher_is_better(metric) else -figures[metric]
+    score: Any = task.score(figures)
     if isinstance(score, int | float):
         return score
-    raise ConfigError(f"{place}: score returns {type(score).__name__}, not a number")
+    raise ConfigError(
+        f"{TASKS.place(config.task)}/task.py: score returns {type(score).__name__}, not a number"
+    )

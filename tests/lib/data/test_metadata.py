@@ -359,8 +359,7 @@ def test_every_command_that_trains_refuses_before_it_opens_data(
         "train": (
             commands,
             lambda: commands._plan_and_train(
-                commands.RunRequest(resolved=resolved, config=config, **where, runs=Path(), started=0.0),
-                lambda: None,
+                commands.RunRequest(resolved=resolved, config=config, **where, runs=Path(), started=0.0)
             ),
         ),
         "probe": (run_plan, lambda: run_plan.probe_command(resolved, **where)),

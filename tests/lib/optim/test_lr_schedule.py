@@ -208,7 +208,7 @@ def test_a_run_with_a_warm_up_without_an_end_is_not_begun(monkeypatch: pytest.Mo
         started=0.0,
     )
     with pytest.raises(ConfigError, match="CONFIG_WARMUP_STEPS=40 is a warm-up of 40 of 40 steps"):
-        commands._plan_and_train(request, lambda: None)
+        commands._plan_and_train(request)
 
 
 def shipped(name: str) -> Any:

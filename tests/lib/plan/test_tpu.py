@@ -120,7 +120,7 @@ def test_processes_are_told_their_devices_before_they_start(
     monkeypatch.setattr(commands, "probe", lambda _: HOST)
     monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, HOST, make_facts()))
     with pytest.raises(Launched):
-        commands._plan_and_train(order_of(config), lambda: None)
+        commands._plan_and_train(order_of(config))
     assert told == [wanted, {"tpu": str(wanted)}]
 
 

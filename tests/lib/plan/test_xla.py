@@ -259,11 +259,11 @@ def test_even_one_device_is_for_a_process_of_its_own(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, V4, make_facts()))
     request = RunRequest(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]
     with pytest.raises(Launched):
-        commands._plan_and_train(request, lambda: None)
+        commands._plan_and_train(request)
     assert worlds == [1]
     lost = dataclasses.replace(request, config=config.replace(dist_endpoint="here:1"))
     with pytest.raises(ConfigError, match="CONFIG_DIST_ENDPOINT=here:1 is for several nodes"):
-        commands._plan_and_train(lost, lambda: None)
+        commands._plan_and_train(lost)
 
 
 def test_it_is_called_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -239,6 +240,16 @@ def test_a_state_that_is_no_dict_of_torch_is_damage(content: bytes, tmp_path: Pa
     rewrite(path, files={"state.pt": file})
     step, _, said = load(tmp_path)
     assert step == 1 and said[0].startswith("warning: checkpoint step-00000002 is damaged: state.pt ")
+
+
+def test_no_process_reads_an_archive_that_another_found_damaged(tmp_path: Path) -> None:
+    """What torch and zipfile raise for damaged bytes is of any kind, and the others would wait for it."""
+    state_file = save(tmp_path, 1) / "state.pt"
+    state_file.write_bytes(state_file.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x03"))
+    first = {1: state_file.parent}
+    other = mock.Mock(rank=1, world=2, broadcast={None: first}.get, all_reduce_max=lambda _: (True,))
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        checkpoint.load(tmp_path, log=print, ranks=other)
 
 
 def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,12 @@ def test_rows_are_not_written_into_a_file_that_is_gone(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_losses_and_errors_are_better_when_lower() -> None:
+    lower = {"loss", "val_loss", "calibration_error", "perplexity", "mse", "rmse_price", "wer", "nll"}
+    higher = {"accuracy", "macro_f1", "r2_loss", "roc_auc", "lossless"}
+    assert {name for name in lower | higher if metrics.higher_is_better(name)} == higher
+
+
 def test_a_follower_reads_each_row_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2)

@@ -118,7 +118,7 @@ def test_a_cycle_of_defaults_is_refused(tmp_path: Path) -> None:
         ("sed: 1", "no key sed; did you mean se"),
         ("seeds: none", "seeds is neither a number of seeds nor a list"),
         ("sweep: all", "no sweep all; one of grid, zip, random, optuna"),
-        ("axes: {EMA: true}", "the axis EMA is not a list"),
+        ("axes: {EMA: true}", "the axis EMA is empty or no list"),
         ("axes: {MAX_STEPS: [1], EMA: [true, false]}\nsweep: zip", r"one length, not \[1, 2\]"),
         ("axes: {EMA: [true]}\nsweep: random", "needs samples"),
         ("axes: {EMA: [true]}\nsweep: random\nsamples: -1", "needs samples"),

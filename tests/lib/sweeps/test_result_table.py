@@ -47,6 +47,8 @@ def test_a_point_with_a_failed_run_is_not_the_best(tmp_path: Path) -> None:
     results[-1] = Result(number=3, identity="", settings=results[-1].settings, metrics={}, reason="it broke")
     assert best_of(experiment, results) == (1, 3)
     assert best_of(experiment, []) == (0, 0)
+    del next(result for result in results if result.number == 1).metrics["accuracy"]  # it was not finite
+    assert best_of(experiment, results) == (2, 2) and len(table(experiment, results)) == 5
 
 
 def test_differences_from_the_first_are_paired_and_corrected_for_their_number(tmp_path: Path) -> None:

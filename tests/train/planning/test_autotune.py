@@ -153,6 +153,7 @@ def test_a_key_is_all_that_a_measurement_depends_on(bench: ProbeTarget) -> None:
 
     same, machine = key(), dataclasses.replace(CPU, cpu_count=7)
     assert key(seed=5, learning_rate=0.5, max_steps=9) == same
+    assert key(log_seconds=9, sink_tensorboard=True, early_stop_evals=3, best_metric="loss") == same
     assert key(auto_method="predict") == same, "make probe serves a later CONFIG_AUTO_METHOD_PROBE=y"
     assert len({same, key(precision="bf16"), key(ema=True), key(target_effective_batch=32)}) == 4
     assert autotune.key_of(autotune.cache_facts(dataclasses.replace(bench, hardware=machine))) != same

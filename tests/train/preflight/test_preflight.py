@@ -28,8 +28,8 @@ from train.preflight import command as preflight
 from train.preflight import ranks as preflight_ranks
 from train.preflight.checks import ROWS, Candidate
 from train.preflight.ranks import RULE, Results, compare_ranks, outcome
-from train.tasks.base import naive_loss_of
 from train.tasks.classify.task import Classify, naive_loss
+from train.tasks.naive_loss import naive_loss_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -75,7 +75,19 @@ def test_what_a_backward_pass_would_need_is_let_go() -> None:
             "training returns metrics of float; return a dict",
         ),  # type: ignore[dict-item]
         (lambda loss_N: Sums(loss_N.sum(), 3, [loss_N]), "training returns metrics of list; return a dict"),  # type: ignore[arg-type]
+        (lambda loss_N: Sums(loss_N.sum(), 3, loss_N), "training returns metrics of Tensor; return a dict"),  # type: ignore[arg-type]
         (lambda loss_N: Sums(loss_N.sum().detach(), 3, {}), "the loss has no gradient: it was detached"),
+        (lambda loss_N: Sums(loss_N.sum(), None, {}), "the count is NoneType, not a number"),  # type: ignore[arg-type]
+        (lambda loss_N: Sums(loss_N.sum(), 8.0, {}), "the count is float, not a number"),  # type: ignore[arg-type]
+        (lambda loss_N: Sums(loss_N.sum(), loss_N, {}), r"the count is \(8,\), not a number of targets"),
+        (
+            lambda loss_N: Sums(loss_N.sum(), 7 * len(loss_N), {}),
+            "training counts 56 targets of a micro-batch that has 8: .* set targets_per_sample",
+        ),
+        *(
+            (lambda loss_N, name=name: Sums(loss_N.sum(), 8, {name: loss_N.sum()}), f"training .* {name}:")
+            for name in ("loss", "count", "step", "learning_rate", "peak_memory_bytes")
+        ),
     ],
 )
 def test_what_a_task_should_not_return_is_one_line(sums: Any, fault: str, monkeypatch: Any) -> None:
@@ -100,6 +112,12 @@ def test_what_a_task_should_not_return_is_one_line(sums: Any, fault: str, monkey
         ("evaluation", None, "evaluation returns NoneType, not Sums; return Sums"),
         ("evaluation", torch.ones(()), "evaluation returns Tensor, not Sums"),
         ("evaluation", Sums(torch.ones(()), 1, {"a": 1}), "evaluation returns metrics of int; return"),  # type: ignore[dict-item]
+        ("evaluation", Sums(torch.ones(()), 1, torch.ones(())), "evaluation returns metrics of Tensor;"),  # type: ignore[arg-type]
+        ("evaluation", Sums(torch.ones(()), None, {}), "the count is NoneType, not a number"),  # type: ignore[arg-type]
+        ("evaluation", Sums(torch.ones(()), 8, {}), "evaluation counts 8 targets by an int: the rows of pad"),
+        ("report", {}, "report returns nothing in place of a count; begin with the count"),
+        ("report", {"accuracy": 0.98, "loss": 1.0}, "report returns accuracy 0.98 in place of a count"),
+        ("report", {"samples": 1.0, "seconds": 1.0}, "report returns a metric seconds: every run"),
         ("report", None, "report returns NoneType, not a dict of numbers"),
         ("report", {"loss": torch.ones(())}, "report returns Tensor, not a dict of numbers"),
         ("report", [1.0], "report returns list, not a dict of numbers"),
@@ -134,6 +152,12 @@ def test_a_figure_that_the_score_needs_is_named() -> None:
     told = "report returns no accuracy, which its score needs: it returns samples, loss"
     with pytest.raises(ConfigError, match=f"^train/tasks/classify/task.py: {told}$"):
         score_of(task, {"samples": 3.0, "loss": 2.0}, small_config("lenet5"))
+
+
+def test_an_error_of_its_own_in_a_score_is_not_one_of_the_report() -> None:
+    task = Mock(**{"score.side_effect": lambda _: {}["of its own"]})
+    with pytest.raises(KeyError, match="of its own"):
+        score_of(task, {"samples": 3.0}, small_config("lenet5"))
 
 
 def test_figures_of_rows_are_checked_and_added() -> None:

@@ -83,4 +83,4 @@ def test_puzzles_that_have_no_room_are_refused_before_there_is_a_run(monkeypatch
     monkeypatch.setattr(commands, "open_to_train", lambda *_, **__: puzzle_data(config))
     refuse_directories(monkeypatch)
     with pytest.raises(ConfigError, match=r"CONFIG_AUGMENT_AHEAD=y takes .* GB of main memory"):
-        commands._plan_and_train(an_order(config, ROOT), lambda: None)
+        commands._plan_and_train(an_order(config, ROOT))
