@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lib.config import Config
 from lib.data.types import Spec
@@ -40,8 +40,7 @@ def with_trial(config: Config, spec: Spec, facts: ModelFacts) -> ModelFacts:
         configure_recomputation(model, config.grad_checkpoint or "none")
         norms = configure_norm(model, norm_batch=GROUP if facts.has_batchnorm else 0, momentum=None)
         inputs = _inputs(spec, rows)
-        model.double()
-        layers = inexact_modules(model, inputs)
+        layers, inputs = _inexact(model, inputs)
         chained = any(isinstance(module, Chain) for module in model.modules())
         if config.grad_checkpoint == "blocks" and not chained and not recomputes_exactly(model, inputs):
             raise ConfigError(
@@ -54,6 +53,20 @@ def with_trial(config: Config, spec: Spec, facts: ModelFacts) -> ModelFacts:
     done += [f"{dropped} layers of dropout by sample"] * bool(dropped)
     done += [f"attention with dropout is not fused ({some_of(unfused)})"] * bool(unfused)
     return dataclasses.replace(facts, layers=", ".join(filter(None, done)), inexact=tuple(layers))
+
+
+def _inexact(model: nn.Module, inputs: Tensor) -> tuple[list[str], Tensor]:
+    """Return the layers of `model` that depend on the split, and the inputs in the precision of the trial."""
+    usual = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)  # of tensors that a forward pass makes, such as a first state
+        return inexact_modules(model.double(), inputs), inputs
+    except RuntimeError:  # one of float32 by its name
+        inputs = inputs.float() if inputs.is_floating_point() else inputs
+        model.float()(inputs)  # an error in any precision is the model's
+        return ["all layers (they do not run in double precision)"], inputs
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def _inputs(spec: Spec, rows: int) -> Tensor:

@@ -225,7 +225,7 @@ def base_facts(model: nn.Module, *, rank: int, alpha: float, contents: bool) -> 
         if not weight.requires_grad:
             shapes.update(f"{name} {tuple(weight.shape)}".encode())
             if contents:
-                values.update(weight.detach().cpu().float().contiguous().view(torch.uint8).numpy().tobytes())
+                values.update(weight.detach().cpu().float().contiguous().numpy().tobytes())
     known = {"rank": rank, "alpha": alpha, "shapes": shapes.hexdigest()}
     return known | ({"weights": values.hexdigest()} if contents else {})
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lib.errors import ConfigError
 from lib.plan.show import why_norm_batch
 from tests.support.training import data_of, small_config
 from train.stock_layers import MOST_PARAMETERS, with_trial
@@ -17,3 +22,39 @@ def test_a_model_that_is_not_tried_is_reported_so() -> None:
     why = why_norm_batch(config, untried)
     assert "independent of the micro-batch: all layers (a trial takes 4,000 GFLOP)" in why
     assert "NOTE" not in why_norm_batch(config, facts)
+
+
+class Recurrent(nn.Module):
+    """A model whose forward pass makes tensors, of the default precision or of a given one."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.dtype, self.drop, self.head = dtype, nn.Dropout(0.1), nn.Linear(16, 10)
+        self.lstm = nn.LSTM(28, 16, batch_first=True)
+
+    def forward(self, images_NCHW: Tensor) -> Tensor:
+        state = torch.zeros(1, len(images_NCHW), 16, dtype=self.dtype)
+        _, (hidden, _) = self.lstm(images_NCHW[:, 0], (state, state))
+        return self.head(self.drop(hidden[0]))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "inexact"),
+    [(None, ()), (torch.float32, ("all layers (they do not run in double precision)",))],
+)
+def test_a_forward_pass_may_make_tensors(
+    dtype: torch.dtype | None, inexact: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config("lenet5")
+    data = data_of(config)
+    monkeypatch.setattr("train.stock_layers.build_model", lambda *_, **__: Recurrent(dtype))
+    assert with_trial(config, data.dataset.spec, data.facts).inexact == inexact
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_an_error_in_any_precision_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config("lenet5")
+    data = data_of(config)
+    monkeypatch.setattr("train.stock_layers.build_model", lambda *_, **__: Recurrent(torch.int64))
+    with pytest.raises(ConfigError, match=r"^models/lenet5.*RuntimeError"):
+        with_trial(config, data.dataset.spec, data.facts)

@@ -341,6 +341,9 @@ def test_what_adapters_belong_to_is_shapes_and_values_of_the_frozen_weights() ->
     changed = facts(other)
     assert changed["shapes"] == one["shapes"] and changed["weights"] != one["weights"]
     assert facts(net(more=nn.Linear(4, 4)))["shapes"] != one["shapes"]
+    scaled = net()
+    scaled.register_parameter("scale", nn.Parameter(torch.tensor(1.0), requires_grad=False))
+    assert facts(scaled)["weights"] != one["weights"], "a number by itself is one of them"
     half = net().bfloat16()
     assert facts(copy.deepcopy(half))["weights"] == facts(half.float())["weights"], "whatever type holds them"
 

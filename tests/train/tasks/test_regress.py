@@ -81,6 +81,7 @@ def test_equal_targets_have_no_r2() -> None:
         "target_square_0": 4.0,
     }
     assert np.isnan(regress.report(means)["r2"])
+    assert np.isnan(regress.report(means | {"target_square_0": 4.0000002})["r2"]), "of sums in float32"
 
 
 def test_what_is_no_number_per_target_is_told() -> None:
