@@ -365,10 +365,6 @@ def _train_loader(
 
 def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
     """Check, before there is a run directory, what would fail in training only. Raises ConfigError."""
-    if config.weights.adapt == "qlora" and plan.strategy in (*SHARDS_WEIGHTS, "pipeline"):
-        why = "weights in 4 bits are not sharded"
-        todo = "set CONFIG_DIST_STRATEGY_DDP=y, CONFIG_NUM_DEVICES=1 or CONFIG_ADAPT_LORA=y"
-        raise ConfigError(f"CONFIG_ADAPT_QLORA=y cannot be trained with {plan.strategy}", why=why, todo=todo)
     if config.weights.adapt != "full":
         from train.adapters import check_files
 

@@ -24,7 +24,7 @@ from lib.errors import ConfigError, PlanError, ToolkitError, os_errors
 from lib.hyperparams import apply_hyperparams
 from lib.plan.placement import NAMES, check_machines, grows_with_devices, of_all_nodes, place
 from lib.plan.sharding import DEVICES_PER_NODE
-from lib.plan.types import STATIC_SHAPES, Hardware
+from lib.plan.types import STATIC_SHAPES, Device, Hardware
 from lib.runs.identity import identity
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ def check_node(config: Config, rendezvous: Rendezvous) -> tuple[Hardware, int]:
             why=_RESUMES,
             todo="set CONFIG_RESUME_AUTO=y",
         )
+    if config.auto_method == "probe":
+        raise ConfigError(
+            "CONFIG_AUTO_METHOD_PROBE=y is not for several nodes",
+            why="what is measured is on one of them",
+            todo="set CONFIG_AUTO_METHOD_PREDICT=y",
+        )
     check_machines(config.device)
     hardware = probe(config.device)
     if hardware.kind in STATIC_SHAPES and rendezvous.is_elastic:
@@ -58,7 +64,9 @@ def check_node(config: Config, rendezvous: Rendezvous) -> tuple[Hardware, int]:
             todo="set CONFIG_TARGET_EFFECTIVE_BATCH instead, or a fixed number of nodes",
         )
     processes = place(config, hardware).world.value
-    check_shares(rendezvous, processes=processes, target=config.target, unit=config.norm_batch or 1)
+    if not grows_with_devices(config):
+        target, unit = config.elastic_base_batch or config.target, config.norm_batch or 1
+        check_shares(rendezvous, processes=processes, target=target, unit=unit)
     return hardware, processes
 
 
@@ -85,7 +93,6 @@ def refusal_on_nodes(
 
         if data is None:
             return None  # too little is known of the model
-        config = config.replace(auto_method="predict") if config.auto_method == "probe" else config
         traces, refused = MemoryTraces(config, data), list[ToolkitError]()
         for world in dict.fromkeys((*alike, *every)):
             machine = of_all_nodes(hardware, processes=processes, world=world)
@@ -136,6 +143,8 @@ def join_rendezvous(config: Config, *, known: Mapping[str, Any] | None) -> tuple
     """
     own = probe(config.device) if known is None else Hardware.from_json(known)
     backend = open_backend(own.kind, world=None)
+    if own.kind != "cpu":  # a node may have more than CONFIG_NUM_DEVICES
+        own = dataclasses.replace(own, devices=own.devices[: backend.local_world])
     first: Hardware = Hardware.from_json(backend.broadcast(own.to_json()))
     names = [device.name for device in own.devices]
     alike = own.kind == first.kind and set(names) == {device.name for device in first.devices}
@@ -152,15 +161,14 @@ def join_rendezvous(config: Config, *, known: Mapping[str, Any] | None) -> tuple
         first = dataclasses.replace(first, host_free_bytes=round(-host))
     if differ:
         raise PlanError("the nodes have different devices", why="their numerics and memory differ")
-    each = round(-less)
+    each, world = round(-less), backend.world
+    cpus = torch.tensor(own.cpu_count / backend.local_world, dtype=torch.float64)
+    backend.all_reduce_sum(cpus)
     if own.kind == "cpu":  # one memory, shared by all processes
-        device = dataclasses.replace(first.devices[0], free_bytes=each * backend.world)
-        cpus = torch.tensor(own.cpu_count / backend.local_world, dtype=torch.float64)
-        backend.all_reduce_sum(cpus)
-        count = round(cpus.item())
-        return backend, dataclasses.replace(first, devices=(device,), cpu_count=count)
-    devices = (dataclasses.replace(first.devices[0], free_bytes=each),) * backend.world
-    return backend, dataclasses.replace(first, devices=devices)
+        devices: tuple[Device, ...] = (dataclasses.replace(first.devices[0], free_bytes=each * world),)
+    else:
+        devices = (dataclasses.replace(first.devices[0], free_bytes=each),) * world
+    return backend, dataclasses.replace(first, devices=devices, cpu_count=round(cpus.item()))
 
 
 def check_shared_directory(backend: Backend, runs: Path) -> None:

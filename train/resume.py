@@ -31,7 +31,8 @@ def stored_plan(run: RunDir, config: Config, hardware: Hardware) -> Plan | None:
     if plan.layout.devices != place(config, hardware).world.value:
         return None
     requested, stages = config.dist_strategy, config.launch.dist_stages
-    by_hand = plan.world > 1 and requested != "auto"
+    several = plan.layout.devices > 1 or plan.strategy == "sequential"
+    by_hand = several and requested != "auto"
     if by_hand and (plan.strategy != requested or plan.shard != (stages or plan.shard)):
         return None
     # Another split into micro-batches would be the same mathematics, but not bit-identical.

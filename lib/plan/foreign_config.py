@@ -39,6 +39,7 @@ class ForeignConfig:
     dist_nnodes: str = "1"
     optimizer: str = ""  # unknown; only strategies that shard weights depend on it
     adam_8bit: bool = False
+    weights: None = None
 
     @property
     def target(self) -> int:

@@ -208,13 +208,13 @@ def _requested(count: int, hardware: Hardware) -> str:
 
 def of_all_nodes(own: Hardware, *, processes: int, world: int) -> Hardware:
     """Return the hardware of `world` processes on nodes like this one, which has `processes`."""
-    device = own.devices[0]
+    device, cpus = own.devices[0], max(1, own.cpu_count * world // processes)
     if own.kind == "cpu":  # one memory, shared by all processes
-        each, cpus = device.free_bytes // processes, max(1, own.cpu_count * world // processes)
+        each = device.free_bytes // processes
         devices: tuple[Device, ...] = (replace(device, free_bytes=each * world),)
     else:
         device = min(own.devices[:processes], key=lambda each: each.free_bytes)
-        devices, cpus = (device,) * world, own.cpu_count
+        devices = (device,) * world
     return replace(own, devices=devices, cpu_count=cpus, of_all_nodes=True, per_node=processes)
 
 

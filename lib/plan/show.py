@@ -155,7 +155,7 @@ def _remedies(config: ConfigView, placement: Placement, memory: Memory, step: St
     remedies = ["free some memory"]
     if step.norm_batch > 1:
         remedies.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
-    largest = max(memory.parts, key=lambda part: memory.parts[part])
+    largest = max(memory.parts, key=lambda part: memory.parts[part], default="")
     if largest in ("activations", "temporaries"):
         if config.grad_checkpoint == "none":
             remedies.append("recompute activations (CONFIG_GRAD_CHECKPOINT_BLOCKS=y)")

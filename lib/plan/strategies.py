@@ -191,6 +191,8 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield config.adam_8bit and not pipeline, "its state is in 8 bits", "CONFIG_ADAM_8BIT=n"
     if context.layout.strategy == "zero1":
         return
+    in_4_bits = config.weights is not None and config.weights.adapt == "qlora"
+    yield in_4_bits, "weights in 4 bits are not sharded", "CONFIG_ADAPT_LORA=y"
     no_chain, blocks = pipeline and facts.stages is None, len(facts.units or ()) - 1
     yield no_chain, f"{config.model} is no chain of blocks that stages could divide", "another model"
     why = f"it would be {context.layout.shard} stages of {blocks} blocks"

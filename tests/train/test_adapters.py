@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -15,8 +14,9 @@ from torch import Tensor, nn
 
 from lib import kconf
 from lib.config import Config
-from lib.errors import ConfigError
+from lib.errors import ConfigError, PlanError
 from lib.nn.weights import is_adapter
+from lib.plan.gpus import parse_gpu
 from lib.runs.weight_files import find_weights
 from tests.support.configs import ROOT
 from tests.support.stored_weights import safetensors
@@ -26,6 +26,7 @@ from train import adapters
 from train.build import check_run
 from train.export import export
 from train.initial_weights import check_weights, load_weights
+from train.planning.run_plan import predicted_plan
 from train.training_data import built, open_to_train
 
 Change = Callable[[dict[str, Tensor], dict[str, Any], dict[str, Any]], None]
@@ -232,13 +233,15 @@ def test_4_bits_need_a_package_to_train_and_none_to_plan(
     with pytest.raises(ConfigError, match=r"package bitsandbytes is needed here: .*pip install bits"):
         open_to_train(config, root=tmp_path, log=print)
     assert not [*tmp_path.iterdir()]
-    for strategy, size in (("fsdp", 8), ("pipeline", 4)):
-        plan = dataclasses.replace(small_plan(4), world=2, strategy=strategy, shard=2, effective_batch=size)
-        with pytest.raises(
-            ConfigError, match=f"CONFIG_ADAPT_QLORA=y cannot be trained with {strategy}: .*; set"
-        ):
-            check_run(config, plan, data)
     check_run(config, small_plan(4), data)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
+def test_weights_in_4_bits_are_not_planned_in_shards(strategy: Any) -> None:
+    config = lm(adapt="qlora", initial_weights="", dist_strategy=strategy, precision="bf16")
+    why = f"^CONFIG_DIST_STRATEGY_{strategy.upper()}=y is not possible: weights in 4 bits are not sharded"
+    with pytest.raises(PlanError, match=why):
+        predicted_plan(config, text_data(config), parse_gpu("a100-40gx2"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -268,8 +269,12 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_when_the_run_goes_on(max
     assert progress.evaluation_pending
     assert train(again, progress) == result
     assert of_steps(later, "eval") == of_steps(expected, "eval") and not progress.evaluation_pending
-    assert later.saved[0][0] == 2, "a kill must not leave the row to be written again"
     assert progress.best == max(job.task.score(row) for row in of_steps(expected, "eval"))
+    again, later = job_of(**changes)
+    progress = load_state_dict(again, state)
+    progress.best = math.inf
+    train(again, progress)
+    assert later.saved[0] == (2, False), "a kill must not leave the row to be written again"
 
 
 def test_a_signal_in_the_last_step_leaves_only_the_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +19,7 @@ from lib.errors import ConfigError, PlanError, ToolkitError
 from lib.plan.gpus import parse_gpu
 from lib.plan.placement import of_all_nodes
 from lib.runs.directory import RunDir
-from tests.support.configs import ROOT
+from tests.support.configs import ROOT, make_config
 from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import CPU, random_data, small_config, small_plan
 from train import base_run, commands, multi_node, training_data
@@ -140,6 +142,41 @@ def test_what_no_number_of_processes_could_run_is_refused(monkeypatch: pytest.Mo
 def test_nodes_like_this_one_have_its_memory() -> None:
     machine = of_all_nodes(parse_gpu("a100-40gx4"), processes=4, world=12)
     assert len(machine.devices) == 12 and machine.per_node == 4 and machine.of_all_nodes
+
+
+def test_a_measurement_is_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multi_node, "probe", lambda _: CPU)
+    config = small_config("lenet5", dist_nnodes="2", resume="auto", auto_method="probe")
+    with pytest.raises(
+        ConfigError, match=r"^CONFIG_AUTO_METHOD_PROBE=y is not for several nodes: .*PREDICT=y"
+    ):
+        refusal_on_nodes(config, met(2, 2))
+
+
+def test_a_batch_that_grows_with_the_devices_can_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multi_node, "probe", lambda _: parse_gpu("a100-40gx8"))
+    several: dict[str, Any] = {"dist_nnodes": "2", "resume": "auto", "target_effective_batch": 8}
+    config = make_config("lenet5", **several)
+    with pytest.raises(PlanError, match="an effective batch of 8 cannot be split over 2 x 8 processes"):
+        multi_node.check_node(config, met(2, 2))
+    by_hand = config.replace(hyper_param="manual", batch_size=4, gradient_accumulation=1)
+    assert multi_node.check_node(by_hand, met(2, 2))[1] == 8
+
+
+def test_gpus_beyond_the_requested_number_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CONFIG_NUM_DEVICES=2 of 4, of which the others are busy, and of another kind."""
+    four = parse_gpu("a100-40gx4")
+    busy = dataclasses.replace(four.devices[0], name="other", free_bytes=1)
+    machine = dataclasses.replace(four, devices=(*four.devices[:2], busy, busy), cpu_count=8)
+    sums: list[float] = []
+    both = SimpleNamespace(world=4, local_world=2, broadcast=lambda value: value, all_reduce_max=list)
+    both.all_reduce_sum = lambda tensor: sums.append(tensor.item()) or tensor.mul_(4)
+    monkeypatch.setattr(multi_node, "probe", lambda _: machine)
+    monkeypatch.setattr(multi_node, "open_backend", lambda *_, **__: both)
+    _, joined = multi_node.join_rendezvous(make_config("lenet5", num_devices=2), known=None)
+    assert joined.devices == four.devices[:1] * 4 and joined.per_node == 2
+    assert sums == [4.0] and joined.cpu_count == 16, "those of both nodes, as devices are"
+    assert of_all_nodes(machine, processes=2, world=4).cpu_count == 16
 
 
 def test_a_run_that_is_named_is_resumed_and_none_is_trained_again(

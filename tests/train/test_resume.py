@@ -24,6 +24,22 @@ from train.record import Record
 from train.resume import load_latest, note_code, same_machine, stored_plan
 
 
+@pytest.mark.parametrize("strategy", ["split", "sequential"])
+@pytest.mark.parametrize("requested", ["auto", "split", "sequential", "ddp"])
+def test_a_strategy_for_frozen_models_is_kept_unless_another_is_requested(
+    strategy: Any, requested: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One process has all devices of a split, and one device in turns."""
+    machine, branches = parse_gpu("a100-40gx2"), (1, 1)
+    if strategy == "sequential":
+        machine, branches = parse_gpu("a100-40gx1"), ()  # type: ignore[assignment]
+    known = {"hardware": machine, "plan": small_plan(4, strategy=strategy, branch_devices=branches)}
+    monkeypatch.setattr(resume, "stored", lambda _, name, __: known[name])
+    run = cast(RunDir, SimpleNamespace(path=tmp_path))
+    found = stored_plan(run, small_lm_config().replace(dist_strategy=requested), machine)
+    assert found == (known["plan"] if requested in ("auto", strategy) else None)
+
+
 @pytest.mark.parametrize(
     ("requested", "is_kept"),
     [

@@ -162,8 +162,8 @@ def probe_run(target: ProbeTarget, decided: Plan, size: int) -> Measurement | Fa
     Every size makes steps of about as many samples, so that the update has the same weight in all of them.
     """
     share = decided.shares[0]
-    preferred = max(1 + (size < share), round(2 * decided.micro_batch / size))
-    accumulation = min(preferred, max(1, share // size))
+    least = 1 + (size < share)  # steps that accumulate keep their gradients
+    accumulation = max(least, min(round(2 * decided.micro_batch / size), share // size))
     effective = size * accumulation * decided.layout.replicas
     sizes: dict[str, Any] = {"micro_batch": size, "last_micro_batch": size, "accumulation": accumulation}
     on: dict[str, Any] = {"device": decided.device, "world": decided.world, "accumulation": accumulation}
@@ -189,6 +189,9 @@ def cache_facts(target: ProbeTarget) -> dict[str, Any]:
     return {
         "configuration": {name: value for name, value in requested.items() if name not in IRRELEVANT},
         "sources": digest_of_sources(target.root, target.config.model),
+        # Files of data and of weights decide the shapes.
+        "model": [target.data.facts.parameters, target.data.facts.flop_per_sample],
+        "inputs": [target.data.dataset.spec.input_dtype, *target.data.dataset.spec.input_shape],
         "devices": [[device.name, device.total_bytes] for device in hardware.devices],
         "processor": [hardware.cpu_name, hardware.cpu_count],
         "torch": environment()["torch"],

@@ -91,6 +91,7 @@ def small_plan(plan: Plan, micro_batches: Sequence[int], *, world: int, device: 
         world=world,
         strategy="ddp" if world > 1 else "single",
         shard=1,
+        branch_devices=(),
         micro_batch=micro_batches[0],
         accumulation=len(micro_batches),
         last_micro_batch=micro_batches[-1],

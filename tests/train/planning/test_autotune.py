@@ -157,6 +157,8 @@ def test_a_key_is_all_that_a_measurement_depends_on(bench: ProbeTarget) -> None:
     assert key(auto_method="predict") == same, "make probe serves a later CONFIG_AUTO_METHOD_PROBE=y"
     assert len({same, key(precision="bf16"), key(ema=True), key(target_effective_batch=32)}) == 4
     assert autotune.key_of(autotune.cache_facts(dataclasses.replace(bench, hardware=machine))) != same
+    wider = random_data(bench.config, shape=(1, 32, 32), train_size=64)
+    assert autotune.key_of(autotune.cache_facts(dataclasses.replace(bench, data=wider))) != same
 
 
 def test_other_sources_are_another_key(bench: ProbeTarget, tmp_path: Path) -> None:
@@ -276,6 +278,18 @@ def test_a_size_that_accumulates_is_probed_without_cuda_graphs(
     for size in (64, 16):
         autotune.probe_run(bench, decided, size)
     assert [(plan.accumulation > 1, plan.cuda_graphs) for plan in plans] == [(False, True), (True, False)]
+
+
+def test_a_size_below_the_share_keeps_gradients_as_in_training(
+    bench: ProbeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 samples training makes 48 and 16."""
+    plans = list[Plan]()
+    answer = [{"status": "ok", "need_bytes": 5, "step_seconds": 1.0}]
+    monkeypatch.setattr(autotune, "_run", lambda _, plan, **__: plans.append(plan) or answer)
+    for size in (48, 64):
+        autotune.probe_run(bench, bench.plan(), size)
+    assert [plan.accumulation for plan in plans] == [2, 1]
 
 
 def test_the_slowest_and_fullest_rank_counts(bench: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,6 +268,12 @@ def test_storage(tmp_path: Path) -> None:
     assert not passed and "CONFIG_CHECKPOINT_URL" in told
 
 
+def test_a_plan_for_two_frozen_models_shrinks_to_one_device() -> None:
+    split = small_plan(ROWS, strategy="split", branch_devices=(1, 1))
+    small = checks.small_plan(split, (5, 5), world=1, device=False)
+    assert (small.strategy, small.layout.devices, small.effective_batch) == ("single", 1, 10)
+
+
 def test_memory() -> None:
     plan = small_plan(ROWS)
     assert checks.memory(plan) == (True, "not predicted: CONFIG_AUTO_METHOD_TABLE is set")
