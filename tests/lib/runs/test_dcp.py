@@ -89,6 +89,18 @@ def test_a_rank_whose_reading_fails_takes_the_others_along(tmp_path: Path) -> No
         checkpoint.load(tmp_path, log=print, ranks=other)
 
 
+def test_the_first_rank_reports_what_another_has_found(tmp_path: Path) -> None:
+    save(tmp_path)
+    folder = tmp_path / "step-00000001"
+    names = sorted(json.loads((folder / "manifest.json").read_bytes())["files"])
+    (folder / names[1]).write_bytes(b"")  # which the second of two verifies
+    first = mock.Mock(rank=0, world=2, broadcast=lambda value: value, all_reduce_max=lambda _: (True,))
+    said = list[str]()
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        checkpoint.load(tmp_path, log=said.append, ranks=first)
+    assert said[0].startswith(f"warning: checkpoint {folder.name} is damaged: {names[1]} has 0 bytes, not ")
+
+
 def test_a_rank_that_cannot_list_checkpoints_takes_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

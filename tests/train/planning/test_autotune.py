@@ -158,7 +158,9 @@ def test_a_key_is_all_that_a_measurement_depends_on(bench: ProbeTarget) -> None:
     assert len({same, key(precision="bf16"), key(ema=True), key(target_effective_batch=32)}) == 4
     assert autotune.key_of(autotune.cache_facts(dataclasses.replace(bench, hardware=machine))) != same
     wider = random_data(bench.config, shape=(1, 32, 32), train_size=64)
-    assert autotune.key_of(autotune.cache_facts(dataclasses.replace(bench, data=wider))) != same
+    facts = dataclasses.replace(bench.data.facts, parameters=1)  # of another number of classes
+    for data in (wider, dataclasses.replace(bench.data, facts=facts)):
+        assert autotune.key_of(autotune.cache_facts(dataclasses.replace(bench, data=data))) != same
 
 
 def test_other_sources_are_another_key(bench: ProbeTarget, tmp_path: Path) -> None:
