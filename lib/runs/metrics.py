@@ -32,6 +32,7 @@ RESERVED = frozenset(
     {"kind", "note", "step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
     | {*SHARES, "compilations", "compile_seconds", "state", "reason", "part"}
 )
+RESERVED_SUMS = RESERVED | {"loss", "count"}  # no names of a task's `Sums.metrics`
 # Columns and results by which nothing is judged.
 NOT_METRICS = RESERVED | {"samples", "bytes", "chars", "tokens", "words", "conversations"}
 _LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "mae", "rmse", "mse", "mape", "nll", "wer", "cer", "fid")

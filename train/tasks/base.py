@@ -19,9 +19,7 @@ from lib.errors import ConfigError, ToolkitError
 from lib.nn.model_code import ModelCode, TaskCode, load_model
 from lib.plan.types import ITERATED, WITHOUT_DOUBLE, Branch, Plan
 from lib.plugins import MODELS, TASKS
-from lib.runs.metrics import RESERVED, higher_is_better
-
-RESERVED_SUMS = RESERVED | {"loss", "count"}  # no names of `Sums.metrics`
+from lib.runs.metrics import RESERVED, RESERVED_SUMS, higher_is_better
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 _Training = TypeVar("_Training", bound=Callable[..., Any])
@@ -345,7 +343,7 @@ def check_sums(sums: Any, config: Config, *, targets: int | None = None) -> None
             return
     from train.tasks.faults import sums_error
 
-    raise sums_error(sums, config, targets)
+    raise sums_error(sums, config, targets, are_sums=isinstance(sums, Sums))
 
 
 def report_of(task: Task, totals: Totals, backend: Backend, config: Config) -> dict[str, float]:

@@ -10,15 +10,14 @@ from torch import Tensor
 from lib.config import Config
 from lib.errors import ConfigError
 from lib.plugins import TASKS
-from lib.runs.metrics import RESERVED
-from train.tasks.base import RESERVED_SUMS, Sums
+from lib.runs.metrics import RESERVED, RESERVED_SUMS
 
 
-def sums_error(sums: Any, config: Config, targets: int | None) -> ConfigError:
+def sums_error(sums: Any, config: Config, targets: int | None, *, are_sums: bool) -> ConfigError:
     """Return the error for `sums` of a micro-batch that `check_sums` refuses."""
     function = "evaluation" if targets is None else "training"
     place = f"{TASKS.place(config.task)}/task.py"
-    if not isinstance(sums, Sums):
+    if not are_sums:
         kind = "Tensor" if isinstance(sums, Tensor) else type(sums).__name__  # a traced one is another
         todo = "return Sums(loss, count, metrics)"
         return ConfigError(f"{place}: {function} returns {kind}, not Sums", todo=todo)
@@ -28,7 +27,7 @@ def sums_error(sums: Any, config: Config, targets: int | None) -> ConfigError:
     if targets is not None and not sums.loss.requires_grad:
         why = "it was detached, or does not depend on the outputs"
         return ConfigError(f"{place}: the loss has no gradient", why=why)
-    metrics: Any = sums.metrics
+    metrics = sums.metrics
     odd = [*map(_kind, metrics.values() if isinstance(metrics, Mapping) else [metrics])]
     odd = [kind for kind in odd if kind != "Tensor" or not isinstance(metrics, Mapping)]
     if odd:
