@@ -48,10 +48,11 @@ def flop_text(flop: float) -> str:
     return f"{flop / unit:{',.0f' if flop >= 100 * unit else '.3g'}} {name}FLOP"
 
 
-def whole_number(text: str, variable: str, *, least: int = 1) -> int:
+def whole_number(text: str, variable: str, *, least: int = 1, below: float = float("inf")) -> int:
     """Parse a variable of make. Raises ConfigError for anything but a whole number from `least`."""
-    if not (text.isascii() and text.isdecimal() and int(text) >= least):
-        raise ConfigError(f"{variable}={text} is not a whole number from {least}")
+    if not (text.isascii() and text.isdecimal() and least <= int(text) < below):
+        upper = "" if below == float("inf") else f" below {below}"
+        raise ConfigError(f"{variable}={text} is not a whole number from {least}{upper}")
     return int(text)
 
 

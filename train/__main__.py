@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--prompt", default="\n", help="the text to continue; default: a new line")
     temperature = partial(non_negative, variable="TEMPERATURE")
     top_k, seed, tokens = (partial(whole_number, variable=v, least=0) for v in ("TOP_K", "SEED", "TOKENS"))
+    seed = partial(seed, below=2**64)  # of torch
     # By default greedy are answers, which are compared, and sampled is text.
     for command, warmth in ((sample, 0.8), (predict, None)):
         command.add_argument("--temperature", type=temperature, default=warmth, help="0: greedy")

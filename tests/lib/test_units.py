@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lib.units import counted, flop_text, range_text, seconds_text, some_of
+from lib.errors import ConfigError
+from lib.units import counted, flop_text, range_text, seconds_text, some_of, whole_number
 
 
 def test_one_of_something_is_singular() -> None:
@@ -58,3 +59,9 @@ def test_of_many_names_the_first_are_shown() -> None:
     names = ["a", "b", "c", "d", "e", "f"]
     assert [some_of(names[:count]) for count in (0, 1, 4)] == ["", "a", "a, b, c, d"]
     assert some_of(names) == "a, b, c, d and 2 more" and some_of(names, most=1) == "a and 5 more"
+
+
+def test_a_number_that_is_too_large_is_refused() -> None:
+    assert whole_number("7", "SEED", least=0, below=8) == 7
+    with pytest.raises(ConfigError, match="^SEED=8 is not a whole number from 0 below 8$"):
+        whole_number("8", "SEED", least=0, below=8)
