@@ -13,12 +13,13 @@ import argparse
 import json
 import keyword
 import re
+import shutil
 import sys
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from lib.errors import ConfigError, meant, os_error, run_main
+from lib.errors import ConfigError, meant, os_errors, run_main
 from lib.kconf.external import check_place, has_kconfig
 from lib.kconf.project import Project
 from lib.kconf.tree import display, load_own_tree, load_tree
@@ -121,22 +122,26 @@ def scaffold(kind: str, name: str, *, task: str = "") -> list[Path]:
         selects = _selects(task) if task != templates.name else None
         names["selects"] = f"\tselect {selects}\n" if selects else ""
     written = [directory / name for name in ("__init__.py", "Kconfig", f"{KINDS[kind].file}.py")]
-    try:
+    with os_errors(f"write the new {KINDS[kind].noun}"):
         directory.mkdir(parents=True)
-        written[0].touch()
-        for path in written[1:]:
-            path.write_text(fill(templates / path.name, names), encoding="utf-8")
-        if kind == "model":
-            cases = _golden_cases(name, template=templates.name)
-            names["parameters"] = f"{cases[0]['parameters']:,}"
-            lines = ",\n".join(f"    {json.dumps(case)}" for case in cases)
-            for golden in others[1:]:
-                golden.write_text(f'{{\n  "cases": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
-        if others:
-            others[0].parent.mkdir(exist_ok=True)
-            others[0].write_text(fill(TEMPLATES / kind / "defconfig", names), encoding="utf-8")
-    except OSError as error:
-        raise os_error(f"write the new {KINDS[kind].noun}", error) from error
+        try:
+            written[0].touch()
+            for path in written[1:]:
+                path.write_text(fill(templates / path.name, names), encoding="utf-8")
+            if kind == "model":
+                cases = _golden_cases(name, template=templates.name)
+                names["parameters"] = f"{cases[0]['parameters']:,}"
+                lines = ",\n".join(f"    {json.dumps(case)}" for case in cases)
+                for golden in others[1:]:
+                    golden.write_text(f'{{\n  "cases": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
+            if others:
+                others[0].parent.mkdir(exist_ok=True)
+                others[0].write_text(fill(TEMPLATES / kind / "defconfig", names), encoding="utf-8")
+        except BaseException:  # the same command would find half a plug-in, and refuse
+            shutil.rmtree(directory)
+            for path in others:
+                path.unlink(missing_ok=True)
+            raise
     return [*written, *others]
 
 

@@ -8,11 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from lib.errors import ConfigError
+from lib.errors import ConfigError, ToolkitError
 from lib.plugins import TASKS
 from scripts import scaffold as scaffolding
 from scripts.scaffold import TEMPLATES
@@ -119,6 +120,25 @@ def refused(kind: str, name: str, message: str, *, task: str = "") -> None:
     """By the check that comes before anything is written; none of these names is taken."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         scaffolding.check(kind, name, task=task)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_what_is_interrupted_leaves_nothing(
+    error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command would find half a plug-in, and refuse."""
+
+    def fails(*_: object, **__: object) -> None:
+        assert (tmp_path / "models/my_net/model.py").is_file()
+        (tmp_path / "defconfigs").mkdir()
+        (tmp_path / "defconfigs/my_net").touch()
+        raise error
+
+    monkeypatch.setenv("ANNEAL_EXTERNAL", str(tmp_path))
+    monkeypatch.setattr(scaffolding, "_golden_cases", fails)
+    with pytest.raises((KeyboardInterrupt, ToolkitError)):
+        scaffolding.scaffold("model", "my_net", task="classify")
+    assert not [path for path in tmp_path.rglob("*") if path.name not in ("models", "defconfigs")]
 
 
 @pytest.mark.slow
