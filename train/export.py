@@ -39,6 +39,7 @@ from train.export_card import (
     card,
     check_replaceable,
     copy_beside,
+    earlier_facts,
     exported_shape,
     facts_of,
     labels_of,
@@ -130,6 +131,7 @@ def export(
         difference = _difference_outside(folder, layout, program, weights, outputs, spec, log)
         known: dict[str, Any] = {"dtype": dtype, "merged": merged, "licences": licences}
         facts = facts_of(restored, layout=layout, difference=difference, **known)
+        facts["files"] = sorted({"README.md", "model.json", *(each.name for each in folder.iterdir())})
         (folder / "model.json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
         (folder / "README.md").write_text(card(facts, program), "utf-8")
     return difference
@@ -195,14 +197,24 @@ def _answers(layout: str, merge: bool, config: Config) -> Answers | None:
 
 @contextmanager
 def _staged(directory: Path) -> Iterator[Path]:
-    """Yield a folder beside `directory`, whose files replace those there unless an exception is raised."""
-    above = next(each for each in directory.absolute().parents if each.is_dir())
-    temporary = tempfile.TemporaryDirectory(prefix=".export-", dir=above)
-    with os_errors(f"write to {directory}"), temporary as folder:
+    """Yield a folder, whose files replace those of an earlier export unless an exception is raised."""
+    target = directory.resolve()
+    # On the file system of the files, and where they may be written: the folder above may be neither.
+    place = next(each for each in (target, *target.parents) if each.is_dir())
+    with (
+        os_errors(f"write to {directory}"),
+        tempfile.TemporaryDirectory(prefix=".export-", dir=place) as folder,
+    ):
         yield Path(folder)
-        directory.mkdir(parents=True, exist_ok=True)
-        for file in sorted(Path(folder).iterdir()):
-            file.replace(directory / file.name)
+        target.mkdir(parents=True, exist_ok=True)
+        written = {each.name: each for each in sorted(Path(folder).iterdir())}
+        earlier = earlier_facts(target).get("files")
+        names = earlier if isinstance(earlier, list) else []
+        for file in target.iterdir():
+            if file.name in names and file.name not in written and file.is_file():
+                file.unlink()
+        for name, file in written.items():
+            file.replace(target / name)
 
 
 @contextmanager

@@ -53,14 +53,19 @@ def predict(inputs):
 }
 
 
+def earlier_facts(directory: Path) -> dict[str, Any]:
+    """Return the model.json of an earlier export in `directory`, {} where there is none."""
+    try:
+        facts = json.loads((directory / EXPORTED).read_bytes())
+    except (OSError, ValueError):  # it is no file of an export
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
 def check_replaceable(directory: Path, layout: str) -> None:
     """Raise ConfigError for a folder with files that are not of an earlier export in the same format."""
     files = sorted(each.name for each in directory.glob("[!.]*"))
-    try:
-        earlier = json.loads((directory / EXPORTED).read_bytes())["format"]
-    except (OSError, ValueError, KeyError, TypeError):
-        # It is no file of an export.
-        earlier = None
+    earlier = earlier_facts(directory).get("format")
     if files and earlier != layout:
         others = f" and {len(files) - 1} more" if files[1:] else ""
         why = (

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -101,7 +102,9 @@ def by_make(tmp_path_factory: pytest.TempPathFactory) -> ByMake:
     folder = tmp_path_factory.mktemp("classes")
     own, out = trained("classes", folder, best=True), folder / "deep" / "out"
     out.mkdir(parents=True)
-    for name, text in {"model.json": '{"format": "pt2"}', "model.pt2": "old", "notes": NOTES}.items():
+    earlier = '{"format": "pt2", "files": ["LICENSE", "model.pt2"]}'
+    old = {"LICENSE": "of another run", "model.json": earlier, "model.pt2": "old", "notes": NOTES}
+    for name, text in old.items():
         (out / name).write_text(text)
     printed = Runner(folder).run("export", "--best", "--format", "pt2", "--directory", str(out))
     return ByMake(own, out, printed)
@@ -151,14 +154,11 @@ def run_lines(code: str, folder: Path) -> dict[str, Any]:
 def test_what_is_exported_answers_like_the_run(exported: Exported, tmp_path: Path) -> None:
     own, out, difference = exported
     assert difference is not None and difference < 1e-5
-    assert sorted(path.name for path in out.iterdir() if path.name != "notes") == [
-        "README.md",
-        "check.npz",
-        "model.json",
-        "model.pt2",
-    ]
+    facts = json.loads((out / "model.json").read_text())
+    assert facts["files"] == ["README.md", "check.npz", "model.json", "model.pt2"]
+    assert sorted(path.name for path in out.iterdir() if path.name != "notes") == facts["files"]
     spec: Any = own.data.dataset.spec
-    facts, is_image = json.loads((out / "model.json").read_text()), isinstance(spec, ImageSpec)
+    is_image = isinstance(spec, ImageSpec)
     assert ("## Read an image" in (out / "README.md").read_text()) == is_image == bool(facts["preprocessing"])
     numbers = map(str, range(getattr(spec, "classes", 0)))
     assert facts["labels"] == list(own.data.dataset.class_names or numbers)
@@ -213,6 +213,36 @@ def test_the_card_tells_where_a_model_comes_from(exported: Exported) -> None:
     assert str(own.run.path.parents[1]) not in text + (out / "model.json").read_text()
 
 
+def test_only_what_an_export_wrote_is_removed_by_the_next(tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    out.symlink_to(elsewhere)
+    files = ["LICENSE", "check.npz", "gone", "kept", "model.json", "../safe", {}]
+    (out / "model.json").write_text(json.dumps({"format": "pt2", "files": files}))
+    for name in ("LICENSE", "check.npz", "notes", "../safe"):
+        (elsewhere / name).touch()
+    (elsewhere / "kept").mkdir()
+    with module._staged(out) as folder:
+        assert folder.parent == elsewhere, "where the files will be, which may be another file system"
+        (folder / "check.npz").write_text("new")
+        (folder / "model.json").write_text("{}")
+    assert sorted(each.name for each in elsewhere.iterdir()) == ["check.npz", "kept", "model.json", "notes"]
+    assert (out / "check.npz").read_text() == "new" and (tmp_path / "safe").exists()
+    with module._staged(out) as folder:
+        (folder / "model.json").write_text("{}")
+    assert (out / "check.npz").exists(), "that export kept no record"
+
+
+def test_a_staging_folder_that_cannot_be_made_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
+    monkeypatch.setattr(module.tempfile, "TemporaryDirectory", refused)  # type: ignore[attr-defined]
+    told = r"^cannot write to .*/out: Permission denied$"
+    with pytest.raises(ToolkitError, match=told), module._staged(tmp_path / "out"):
+        pass
+
+
 def test_a_format_that_is_not_possible_is_refused(own: Restored, tmp_path: Path) -> None:
     faults = {
         "FORMAT=onx is not a format; there are safetensors, pt2, onnx, huggingface": (
@@ -263,7 +293,7 @@ def test_a_model_that_cannot_be_traced_is_refused_in_a_line(
 
 
 def test_what_is_written_to_a_file_by_make(by_make: ByMake, tmp_path: Path) -> None:
-    """Of an earlier export in its folder only what it writes is replaced."""
+    """Of its folder the files of an earlier export are replaced or removed, no other ones."""
     own, out = by_make.own, by_make.out
     best = int((own.run.checkpoints / "best").read_text().strip().removeprefix("step-"))
     assert own.step == best and f"step {best}: written to" in by_make.printed

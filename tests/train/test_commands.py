@@ -113,5 +113,5 @@ def test_an_export_without_a_folder_is_refused_at_once(monkeypatch: pytest.Monke
 
 def test_a_seed_that_torch_does_not_take_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start.sys, "argv", ["train", "sample", f"--seed={2**64}"])  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=f"^SEED={2**64} is not a whole number from 0 below {2**64}$"):
+    with pytest.raises(ConfigError, match=f"SEED={2**64} is not a whole number from 0 below {2**64}"):
         start.main()
