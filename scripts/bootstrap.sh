@@ -7,7 +7,8 @@
 # PYTHON where it does not exist, and gets the versions of the lock file. A torch that is already
 # there and new enough is never replaced: neither one in VENV, nor one that PYTHON itself has.
 # --same-python: PYTHON was asked for by name, so a VENV made with another version is an error.
-# May be interrupted anywhere: VENV/.creating says that the next call has to start again.
+# May be interrupted anywhere: VENV/.creating says that the next call has to start again. Of several
+# calls in one source tree one works and the others wait, where there is flock.
 set -eu
 
 venv=$1 python=$2 requirements=$3
@@ -74,6 +75,15 @@ create() {
 			fail "$python has no venv module; install it (Debian: apt install python3-venv) or uv, or use this interpreter as it is with make VENV="
 		"$python" -m venv $options "$venv"
 	fi
+}
+
+lock_tree() { # until this process ends: .creating of another one that runs would look like an interruption
+	command -v flock >/dev/null 2>&1 && [ -w requirements.lock ] || return 0 # macOS has none
+	exec 9<>requirements.lock # NFS locks only what is open for writing
+	flock -n 9 || [ $? != 1 ] || {
+		say "another make prepares an environment: waiting for it"
+		flock 9
+	}
 }
 
 prepare() { # leave a working VENV, touch nothing that is not ours
@@ -152,6 +162,7 @@ if [ -z "$venv" ]; then
 	check_only
 	exit 0
 fi
+lock_tree
 prepare
 [ "${4:-}" = --same-python ] && same_python
 suffix=${requirements#requirements}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from scripts import bootstrap_probe
 ROOT = Path(__file__).resolve().parents[2]
 
 # Plays `python`: venv makes a directory, pip notes what it was given. Behaviour is set by files beside it:
-# old, new, torch, no-venv, pip-breaks, own-venv (it is itself in a virtual environment).
+# old, new, torch, no-venv, pip-breaks, pip-waits, own-venv (it is itself in a virtual environment).
 FAKE = """#!/bin/sh
 here=$(dirname "$0"); has() {{ [ -e "$here/$1" ]; }}
 case "$1 $2" in
@@ -29,8 +32,10 @@ case "$1 $2" in
 "-c "*) exec {python} -c "$2" ;;
 "-m venv") for dir; do :; done; echo "$*" >> {log}; mkdir -p "$dir/bin"; cp "$0" "$dir/bin/python"
 	if has pip-breaks; then touch "$dir/bin/pip-breaks"; fi
+	if has pip-waits; then touch "$dir/bin/pip-waits"; fi
 	case "$*" in *system-site*) touch "$dir/bin/torch" ;; esac ;;
 "-m pip") case "$*" in *--version*) exit 0 ;; esac
+	while has pip-waits; do sleep 0.05; done
 	for list; do :; done; echo "$*" >> {log}; cat "$list" >> {log}
 	echo "Collecting torch==2.13.0"; echo "  Downloading torch-2.13.0.whl (88 MB)"; ! has pip-breaks ;;
 *probe*) [ "$3" != torch ] || has torch ;;
@@ -170,6 +175,26 @@ def test_interrupted_at_install_starts_again(bootstrap: Bootstrap) -> None:
     assert done.returncode == 0, done.stderr
     assert not (bootstrap.venv / "left-over").exists()
     assert (bootstrap.venv / ".stamp").exists()
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="there is no flock")
+def test_a_second_call_waits_for_the_first(bootstrap: Bootstrap) -> None:
+    bootstrap.has("pip-waits")
+    waits = bootstrap.venv / "bin" / "pip-waits"
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(bootstrap)
+        while not waits.exists():
+            assert not first.done(), first.result().stderr
+            time.sleep(0.01)
+        second = pool.submit(bootstrap)
+        try:
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.5)
+        finally:
+            waits.unlink()
+    assert (first.result().returncode, second.result().returncode) == (0, 0), first.result().stderr
+    assert second.result().stderr == "another make prepares an environment: waiting for it\n"
+    assert bootstrap.told().count("-m venv") == 1
 
 
 def test_interrupted_before_there_is_an_interpreter_starts_again(bootstrap: Bootstrap) -> None:
