@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from lib import kconf
 from lib.atomic import write_text
@@ -29,8 +31,11 @@ from lib.distributed.job_specs import (
 )
 from lib.distributed.rendezvous import Rendezvous, check_shares, rendezvous_of, torchrun_options
 from lib.errors import ConfigError, ToolkitError, run_main
+from lib.kconf.project import given_overrides
 from lib.plan.placement import check_machines, place
 from lib.plan.types import STATIC_SHAPES, Kind
+from lib.plugin_folders import EXTERNAL, external
+from lib.plugins import DATASETS, MODELS, TASKS
 from lib.runs.identity import identity
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +57,8 @@ def main() -> int:
     config = config_from_values(resolved.values)
     name = f"{config.model}-{identity(resolved.in_effect)}"
     if options.action == "print":
-        print(command_line(config, name=name, runs=options.runs))
+        environment = environment_of(options.config)
+        print(command_line(config, name=name, runs=options.runs, environment=environment))
         return 0
     folder, minimal = options.config.resolve().parent, resolved.minimal
     if options.action == "emit":
@@ -67,8 +73,22 @@ def main() -> int:
     return submit(file) if options.action == "submit" else 0
 
 
-def command_line(config: Config, *, name: str, runs: Path) -> str:
-    """Return the shell command of each node, equivalent to `make train`."""
+def environment_of(config: Path) -> dict[str, str]:
+    """Return the variables in which make has what it was given: the file `config`, EXTERNAL=, CONFIG_."""
+    given = given_overrides()
+    file = {} if config.absolute() == ROOT / ".config" else {"KCONFIG_CONFIG": str(config)}
+    return file | _of_external() | ({"KCONFIG_MAKE_VARIABLES": " ".join(given), **given} if given else {})
+
+
+def _of_external() -> dict[str, str]:
+    shell = {"EXTERNAL_SHELL": "1"} if os.environ.get("EXTERNAL_SHELL") == "1" else {}
+    return {EXTERNAL: str(base), **shell} if (base := external()) else {}
+
+
+def command_line(
+    config: Config, *, name: str, runs: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return the shell command of each node, equivalent to `make train`. environment: its variables."""
     rendezvous = _rendezvous(config)
     if rendezvous is not None:
         check_machines(config.device)
@@ -82,6 +102,8 @@ def command_line(config: Config, *, name: str, runs: Path) -> str:
         processes = _processes_on(placement.world.value, config)
         kind, device = placement.device.value, placement.name
     command = _command(config, rendezvous, processes=processes, name=name, runs=runs)
+    if environment:
+        command = f"env {shlex.join(f'{n}={value}' for n, value in environment.items())} {command}"
     return launch_command(command, kind, name=device, processes=processes)
 
 
@@ -90,13 +112,12 @@ def _rendezvous(config: Config, default: str = "") -> Rendezvous | None:
 
 
 def _command(config: Config, rendezvous: Rendezvous | None, *, processes: int, name: str, runs: Path) -> str:
-    program = ["-m", "train", "--runs", str(runs), "train"]
+    command = shlex.join(["python", "-m", "train", "--runs", str(runs), "train"])
     if rendezvous is None:
-        command = shlex.join(["python", *program])
         return command if processes == 1 else f"{command} # starts {processes} processes"
     restarts = config.launch.dist_max_restarts
     options = torchrun_options(rendezvous, processes=processes, restarts=restarts, name=name)
-    return shlex.join(["torchrun", *options, *program])
+    return f"{command} # starts torchrun {shlex.join(options)}"
 
 
 def _processes_on(devices: int, config: Config) -> int:
@@ -120,6 +141,7 @@ def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -
         configuration=configuration,
         folder=folder,
         runs=runs,
+        environment=_of_external(),
     )
 
 
@@ -135,6 +157,7 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
             f"TO={to} is not a supported cluster",
             todo=f"give TO={', TO='.join(CLUSTERS)}; make sbatch is for SLURM",
         )
+    _check_in_tree(config)
     needs_gpus = _needs_gpus(config)
     uncounted = needs_gpus and not config.num_devices and config.device not in STATIC_SHAPES
     if unset := missing(to=to, gpus=needs_gpus, uncounted=uncounted, given=given):
@@ -167,6 +190,17 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
     )
     command = _command(config, rendezvous, processes=processes, name=name, runs=Path(RUNS))
     return job_file(job, to=to, command=command)
+
+
+def _check_in_tree(config: Config) -> None:
+    base = external()
+    for kind, name in ((MODELS, config.model), (TASKS, config.task), (DATASETS, config.dataset)):
+        if base and kind.home(name).is_relative_to(base):
+            raise ConfigError(
+                f"make emit is not possible for the {kind.noun} {name} of EXTERNAL={base}",
+                why="nodes have this source tree alone",
+                todo=f"move {kind.home(name)} to {kind.package.replace('.', '/')}",
+            )
 
 
 def _needs_gpus(config: Config) -> bool:

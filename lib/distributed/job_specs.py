@@ -13,6 +13,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -74,11 +75,13 @@ def batch_script(
     configuration: str,
     folder: Path,
     runs: Path,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return an sbatch script that trains `configuration` (a .config's text) in the source tree `root`.
 
     The job is requeued when preempted or out of time. gpus: per node, 0 for none. folder: directory for a
-    job's output and configuration, shared by its nodes. Raises ConfigError where no time is left to train.
+    job's output and configuration, shared by its nodes. environment: variables of training.
+    Raises ConfigError where no time is left to train.
     """
     _check_time(launch)
     # sbatch expands percent signs in #SBATCH lines.
@@ -103,12 +106,17 @@ def batch_script(
         "root": shlex.quote(str(root)),
         "folder": shlex.quote(str(folder)),
         "configuration": configuration,
+        "exports": _exports(environment),
         "many": _SLURM_RENDEZVOUS if nodes > 1 else "",
         "srun": shlex.join(["srun", "--kill-on-bad-exit=1", *cpus, *train]),
         "saved": Suspended.exit_code,
         "runs": shlex.quote(str(runs / model)),
     }
     return _template("slurm.sbatch", values)
+
+
+def _exports(environment: Mapping[str, str]) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
 
 
 def _check_time(launch: LaunchOptions) -> None:
@@ -188,7 +196,7 @@ def job_file(job: Job, *, to: str, command: str) -> str:
     heading = (
         f"# Not run on {cluster['title']}: this follows its published schema, and nobody has tried it.\n"
         f"# Use it by: {cluster['usage']}\n"
-        f"# python -m train is equivalent on each node to: {command}\n"
+        f"# On each node it runs: {command}\n"
     )
     heading += "# Experimental, never run on TPU hardware.\n" if job.slice else ""
     return heading + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110)
@@ -252,8 +260,8 @@ def _values(job: Job, cluster: Mapping[str, Any]) -> dict[str, Any]:
     rendezvous = _RENDEZVOUS.format(**cluster, port=PORT) if job.finds_first else ""
     # SkyPilot counts slices, which have their size in their name.
     accelerators = f"{job.slice.accelerator}:1" if job.slice else f"{job.accelerator}:{job.gpus}"
-    exports = "".join(f"export {name}={value}\n" for name, value in job.environment.items())
-    start = {"configuration": job.configuration.rstrip(), "rendezvous": rendezvous + exports, "runs": RUNS}
+    exported = rendezvous + _exports(job.environment)
+    start = {"configuration": job.configuration.rstrip(), "rendezvous": exported, "runs": RUNS}
     script = _template("start.sh", start)
     bucket = _BUCKET.fullmatch(job.storage)
     pod_ip = {"name": "THIS_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}

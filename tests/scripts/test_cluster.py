@@ -25,6 +25,7 @@ from lib.kconf.project import given_overrides
 from lib.runs.identity import identity
 from scripts import cluster
 from tests.support.configs import make_config
+from tests.support.external import write_external
 from tests.support.stubbed import printed_elsewhere
 
 RUNNING, TAKEN = (f"JobState=RUNNING PreemptTime={time}" for time in ("None", "2026-11-22T00:46:56"))
@@ -97,13 +98,53 @@ def test_the_command_is_printed() -> None:
     shown = cluster.command_line(two, name="x", runs=runs)
     assert shown == "python -m train --runs runs train # starts 2 processes"
     many = two.replace(dist_nnodes="2", dist_endpoint="here:29500")
-    assert "--rdzv-endpoint=here:29500" in cluster.command_line(many, name="x", runs=runs)
+    shown = cluster.command_line(many, name="x", runs=runs)
+    # Not `torchrun -m train`, of which each process would start all others again.
+    assert shown.startswith("python -m train --runs runs train # starts torchrun --nnodes=2 ")
+    assert "--rdzv-endpoint=here:29500" in shown
+
+
+def test_the_command_trains_what_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables are those by which make has the configuration, EXTERNAL= and options."""
+    monkeypatch.delenv("ANNEAL_EXTERNAL", raising=False)
+    assert cluster.environment_of(Path(".config")) == {}
+    external = write_external(tmp_path / "it's $mine")
+    given = {"KCONFIG_MAKE_VARIABLES": "O CONFIG_RUN_NAME", "CONFIG_RUN_NAME": "a 'b' $c"}
+    for name, value in {**given, "ANNEAL_EXTERNAL": str(external), "EXTERNAL_SHELL": "1"}.items():
+        monkeypatch.setenv(name, value)
+    wanted = cluster.environment_of(Path("out/.config"))
+    assert wanted.pop("KCONFIG_MAKE_VARIABLES") == "CONFIG_RUN_NAME"
+    file = {"KCONFIG_CONFIG": "out/.config", "CONFIG_RUN_NAME": "a 'b' $c"}
+    assert wanted == {**file, "ANNEAL_EXTERNAL": str(external), "EXTERNAL_SHELL": "1"}
+    config = make_config("lenet5", device="cpu")
+    shown = cluster.command_line(config, name="x", runs=Path("runs"), environment=wanted)
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$*"; env\n')
+    (tmp_path / "python").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command, *lines = subprocess.check_output(["sh", "-c", shown], env=path, text=True).splitlines()
+    assert command == "-m train --runs runs train"
+    assert {f"{name}={value}" for name, value in wanted.items()} <= {*lines}
+
+
+@pytest.mark.parametrize("external", [True, False])
+def test_a_job_has_the_plug_ins_of_the_make_that_wrote_it(
+    external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_external(tmp_path / "it's mine") if external else None
+    monkeypatch.setenv("ANNEAL_EXTERNAL", str(folder or ""))
+    text = cluster.script_of(make_config("lenet5"), configuration="", folder=tmp_path, runs=tmp_path)
+    above = text.partition("export KCONFIG_CONFIG")[0].partition("END_OF_CONFIGURATION\nunset")[2]
+    program = f'unset{above}printf %s "${{ANNEAL_EXTERNAL-none}}"'
+    environment = {**os.environ, "ANNEAL_EXTERNAL": "/of/another/make"}
+    assert subprocess.check_output(["bash", "-c", program], env=environment, text=True) == str(
+        folder or "none"
+    )
 
 
 def test_a_login_node_without_gpus_prints_the_command_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(device="cuda", num_devices=8, dist_nnodes="2", dist_endpoint="here:29500")
     (line,) = printed_elsewhere(config, monkeypatch)
-    assert line.startswith("torchrun --nnodes=2 --nproc-per-node=8 ")
+    assert " train # starts torchrun --nnodes=2 --nproc-per-node=8 " in line
 
 
 def test_where_a_run_is_launched_is_no_part_of_what_it_is() -> None:

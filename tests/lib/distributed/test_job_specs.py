@@ -24,6 +24,7 @@ from lib.kconf.project import given_overrides
 from lib.runs.identity import identity
 from scripts import cluster
 from tests.support.configs import ROOT, make_config
+from tests.support.external import write_external
 
 SCHEMAS = ROOT / "tests/fixtures/schemas"
 CONFIGURATION = """\
@@ -215,7 +216,7 @@ def test_it_starts_what_launch_print_shows(
     assert {**there.values, "DIST_ENDPOINT": ""} == {**requested.values, "DIST_ENDPOINT": ""}
     shown = cluster.command_line(config_from_values(there.values), name=name, runs=Path(RUNS))
     assert "--nnodes=2 --nproc-per-node=2 --max-restarts=5" in shown
-    assert f"on each node to: {shown.replace(meets, endpoint or 'FIRST:29500')}\n" in text
+    assert f"On each node it runs: {shown.replace(meets, endpoint or 'FIRST:29500')}\n" in text
 
 
 @pytest.mark.parametrize(
@@ -257,6 +258,14 @@ def test_what_is_missing_or_cannot_be_is_told(
             given=GIVEN.get(to, OF_PODS) | given,
         )
     assert told.value.exit_code == 2 and "\n" not in str(told.value)
+
+
+def test_a_plug_in_that_nodes_do_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANNEAL_EXTERNAL", str(folder := write_external(tmp_path / "mine")))
+    assert file_for("ray"), "its own plug-ins are in the tree"
+    message = f"the model tiny_net of EXTERNAL={folder}: .*; move {folder}/models/tiny_net to models"
+    with pytest.raises(ConfigError, match=message):
+        file_for("ray", model="tiny_net")
 
 
 def tpu_file(to: str, accelerator: str, **changes: Any) -> dict[str, Any]:
