@@ -60,10 +60,11 @@ TRAIN := $(RUN_PY) -m train --runs $(call quote,$(RUN_FOLDER)) $(verbose)
 CLUSTER := $(RUN_PY) -m scripts.cluster --runs $(call quote,$(RUN_FOLDER)) --config $(call quote,$(KCONFIG_CONFIG))
 # These count only on the command line: NAME and the like mean other things in the environment.
 given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
-# Options for those of the words option=VARIABLE whose variable is given. Values follow an equals sign, and other words
-# come last, because they may begin with a minus.
-options = $(foreach =,$(1),$(call option,$(word 1,$(subst =, ,$=)),$(word 2,$(subst =, ,$=))))
-option = $(if $(call given,$(2)),--$(1)=$(call given,$(2)))
+# Options for those of the words option=VARIABLE[=GOAL...] whose variable is given, for these goals alone. Values follow
+# an equals sign, and other words come last, because they may begin with a minus.
+options = $(foreach =,$(1),$(call option,$(word 1,$(subst =, ,$=)),$(word 2,$(subst =, ,$=)),$(wordlist 3,9,$(subst =, ,$=))))
+option = $(call for,$(or $(3),$@),$(if $(call given,$(2)),--$(1)=$(call given,$(2))))
+for = $(if $(filter $(1),$@),$(2))
 flag = $(if $(call given,$(2)),--$(1))
 last = $(if $(call given,$(1)),-- $(call given,$(1)))
 
@@ -99,8 +100,7 @@ defconfig: ready
 mergeconfig: ready
 	$(KCONF) merge $(on_top)
 
-# Shells complete static rules. Pattern rules handle A+B and report a wrong name, but do not match a slash, which no
-# name has: the script reports that.
+# Shells complete static rules. Pattern rules handle A+B and wrong names, but match no slash: the script reports that.
 NAMES := $(filter-out fragments sweeps %~,$(notdir $(wildcard defconfigs/*)))
 SLASHED := $(foreach =,$(MAKECMDGOALS),$(if $(findstring /,$=),$=))
 $(addprefix defconfig-,$(NAMES)) $(filter defconfig-%,$(SLASHED)): defconfig-%: ready
@@ -116,15 +116,16 @@ $(addsuffix .config,$(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*))
 
 # Training
 train probe plan preflight data-check: configured ready
-	$(TRAIN) $@ $(call options,gpu=GPU price=PRICE out=OUT) $(call flag,json,JSON)
+	$(TRAIN) $@ $(call options,gpu=GPU=plan price=PRICE=plan out=OUT=data-check) $(call for,plan preflight,$(call flag,json,JSON))
 fits: ready
 	$(RUN_PY) -m scripts.fits $(call options,model=MODEL gpu=GPU seq=SEQ lora=LORA precision=PRECISION checkpoint=CHECKPOINT target=TARGET price=PRICE out=OUT)
 profile: configured ready
 	$(TRAIN) $@ $(call options,steps=STEPS) --out=$(or $(call given,OUT),$(call quote,$(or $(O),build)/profile))
 # A stored run has its own configuration.
 resume rerun eval sample predict export report: ready
-	$(TRAIN) $@ $(call flag,best,BEST) $(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED \
-		tokens=TOKENS input=INPUT top=TOP format=FORMAT merge=MERGE directory=DIRECTORY out=OUT) $(call last,RUN)
+	$(TRAIN) $@ $(call for,eval sample predict export,$(call flag,best,BEST)) $(call options,prompt=PROMPT=sample \
+		$(addsuffix =sample=predict,temperature=TEMPERATURE top-k=TOP_K seed=SEED tokens=TOKENS) input=INPUT=predict \
+		top=TOP=predict $(addsuffix =export,format=FORMAT merge=MERGE directory=DIRECTORY) out=OUT=predict=report) $(call last,RUN)
 compare: ready
 	$(RUN_PY) -m scripts.compare --runs $(call quote,$(RUN_FOLDER)) $(call options,where=WHERE out=OUT) $(call last,RUNS)
 runs: ready
@@ -132,8 +133,7 @@ runs: ready
 watch: ready; $(RUN_PY) -m scripts.watch --runs $(call quote,$(RUN_FOLDER))
 tag: ready
 	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUN_FOLDER)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
-plots: ready
-	$(RUN_PY) -m scripts.plots --runs $(call quote,$(RUN_FOLDER)) $(call last,RUN)
+plots: ready; $(RUN_PY) -m scripts.plots --runs $(call quote,$(RUN_FOLDER)) $(call last,RUN)
 curve: ready
 	$(RUN_PY) -m scripts.curve --runs $(call quote,$(RUN_FOLDER)) \
 		$(call options,column=COLUMN threshold=THRESHOLD reference=REFERENCE tolerance=TOLERANCE out=OUT) $(call last,RUN)
@@ -144,7 +144,7 @@ experiment: configured ready
 launch-print sbatch submit emit: configured ready
 	$(CLUSTER) $(@:launch-%=%) $(call options,to=TO image=IMAGE storage=STORAGE accelerator=ACCELERATOR)
 elastic-check elastic-demo: ready
-	$(RUN_PY) -m scripts.elastic $(@:elastic-%=%) $(call given,GPU)
+	$(RUN_PY) -m scripts.elastic $(@:elastic-%=%) $(call for,elastic-check,$(call given,GPU))
 bench: $(if $(call given,PEERS),,configured) ready
 	$(RUN_PY) -m scripts.bench.throughput $(call flag,peers,PEERS) $(call options,out=OUT)
 scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report: ready
@@ -179,7 +179,7 @@ test-coverage: ready-dev
 	$(RUN_PY) -m coverage report
 test-light: ready; $(RUN_PY) -m scripts.light_matrix
 test-deletion test-faults: ready-dev
-	$(RUN_PY) -m scripts.$(@:test-%=%) $(call given,PLUGIN)
+	$(RUN_PY) -m scripts.$(@:test-%=%) $(call for,test-deletion,$(call given,PLUGIN))
 test-pages: ready-dev
 	$(RUN_PY) -m pytest -rs tests/pages
 test-extras: ready-dev
@@ -191,7 +191,7 @@ check: ready-dev
 	$(RUN_PY) -m ruff format --check
 	$(RUN_PY) -m mypy
 new-model new-task new-data: ready
-	$(RUN_PY) -m scripts.scaffold $(@:new-%=%) $(or $(call given,NAME),'') $(call given,TASK)
+	$(RUN_PY) -m scripts.scaffold $(@:new-%=%) $(or $(call given,NAME),'') $(call for,new-model,$(call given,TASK))
 	$(keep_external)
 
 # Housekeeping

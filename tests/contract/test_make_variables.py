@@ -6,11 +6,12 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.contract.making import ROOT, Make, user_targets
+from tests.contract.making import ROOT, Make, table, user_targets
 
 COMPOSE = {"defconfig", "defconfig-lenet5", "mergeconfig"}
 EXTREMES = {"alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig", "tinyconfig", "randconfig"}
@@ -288,6 +289,31 @@ def test_one_of_several_goals_may_use_a_variable(make: Make, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert [call[4] for call in done.calls if call[1] == "train"] == ["train", "eval"]
     assert done.calls[-1][-1] == "a"
+
+
+@pytest.mark.parametrize(
+    "goals",
+    [
+        "plan train probe preflight data-check",
+        "resume rerun eval sample predict export report",
+        "elastic-check elastic-demo",
+        "test-deletion test-faults",
+        "new-model new-task new-data",
+    ],
+)
+def test_of_several_goals_each_gets_its_own_variables(make: Make, tmp_path: Path, goals: str) -> None:
+    """They share a rule, and a program ends at an option that it does not know."""
+    (tmp_path / ".config").touch()
+    own = {row.target: {*row.variables} - {"CONFIG_*"} for row in table() if row.target in goals.split()}
+    values = {name: "y" if name == "MERGE" else "1" for name in sorted(set().union(*own.values()))}
+
+    def calls(goals: list[str], names: Iterable[str]) -> list[list[str]]:
+        done = make(*goals, *(f"{name}={values[name]}" for name in names), f"O={tmp_path}")
+        assert done.returncode == 0, done.stderr
+        return done.calls
+
+    alone = [call for goal in goals.split() for call in calls([goal], sorted(own[goal]))]
+    assert calls(goals.split(), values) == alone
 
 
 def test_names_of_the_environment_are_not_taken(make: Make) -> None:
