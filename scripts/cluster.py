@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
 import subprocess
@@ -31,10 +30,11 @@ from lib.distributed.job_specs import (
 )
 from lib.distributed.rendezvous import Rendezvous, check_shares, rendezvous_of, torchrun_options
 from lib.errors import ConfigError, ToolkitError, run_main
+from lib.kconf.external import variables
 from lib.kconf.project import given_overrides
 from lib.plan.placement import check_machines, place
 from lib.plan.types import STATIC_SHAPES, Kind
-from lib.plugin_folders import EXTERNAL, external
+from lib.plugin_folders import external
 from lib.plugins import DATASETS, MODELS, TASKS
 from lib.runs.identity import identity
 
@@ -77,12 +77,7 @@ def environment_of(config: Path) -> dict[str, str]:
     """Return the variables in which make has what it was given: the file `config`, EXTERNAL=, CONFIG_."""
     given = given_overrides()
     file = {} if config.absolute() == ROOT / ".config" else {"KCONFIG_CONFIG": str(config)}
-    return file | _of_external() | ({"KCONFIG_MAKE_VARIABLES": " ".join(given), **given} if given else {})
-
-
-def _of_external() -> dict[str, str]:
-    shell = {"EXTERNAL_SHELL": "1"} if os.environ.get("EXTERNAL_SHELL") == "1" else {}
-    return {EXTERNAL: str(base), **shell} if (base := external()) else {}
+    return file | variables() | ({"KCONFIG_MAKE_VARIABLES": " ".join(given), **given} if given else {})
 
 
 def command_line(
@@ -141,7 +136,7 @@ def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -
         configuration=configuration,
         folder=folder,
         runs=runs,
-        environment=_of_external(),
+        environment=variables(),
     )
 
 

@@ -16,7 +16,7 @@ import kconfiglib
 
 from lib import atomic
 from lib.errors import ConfigError, os_errors
-from lib.plugin_folders import external
+from lib.plugin_folders import EXTERNAL, external
 from lib.plugins import KINDS
 from lib.units import setting
 
@@ -139,6 +139,12 @@ def keep(output: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(path, f"{base}\n")
     return f"EXTERNAL={base} is kept in {path} for later commands; EXTERNAL= forgets it"
+
+
+def variables() -> dict[str, str]:
+    """Return the variables of the environment by which a process has EXTERNAL= as this one; {} without it."""
+    shell = {name: value for name, value in os.environ.items() if name == _SHELL}
+    return {EXTERNAL: str(base), **shell} if (base := external()) else {}
 
 
 def has_kconfig(folder: Path) -> bool:
