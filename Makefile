@@ -28,6 +28,7 @@ VENV ?= .venv
 GOMP_SPINCOUNT ?= 10000
 KCONFIG_CONFIG ?= .config
 config_is_named := $(filter-out file,$(origin KCONFIG_CONFIG))
+override of_environment := $(strip $(foreach =,$(PLACES) V,$(if $(filter environment,$(origin $=)),$=)))
 # A relative path is below O=, as in the kernel. An outer make may already have put it there.
 override KCONFIG_CONFIG := $(if $(O),$(if $(filter /% $(O)/%,$(firstword $(KCONFIG_CONFIG))),,$(O)/))$(or $(KCONFIG_CONFIG),.config)
 
@@ -88,8 +89,7 @@ setconfig: ready
 	$(KCONF) $@ $(call last,SET)
 diffconfig: ready
 	$(KCONF) $@ $(if $(call given,A),-a=$(call given,A)) $(if $(call given,B),-b=$(call given,B))
-explain: ready
-	$(KCONF) $@ $(call last,SYM)
+explain: ready; $(KCONF) $@ $(call last,SYM)
 searchconfig: ready
 	$(KCONF) $@ $(call last,Q)
 
@@ -218,7 +218,7 @@ help help-all: always
 # Make updates its own file before any goal, also with -n, so goals and variables are checked there. The targets that
 # always run depend on it, so that make -k stops after a refusal.
 $(sort Makefile $(lastword $(MAKEFILE_LIST))): force
-	@scripts/check_goals.sh $(call quote,$(PY)) $(call quote,$(GOALS))
+	@scripts/check_goals.sh $(call quote,$(PY)) $(call quote,$(GOALS)) '$(of_environment)'
 always: Makefile
 configured: always
 	@if [ ! -e $(call quote,$(KCONFIG_CONFIG)) ]; then printf '%s\n' \

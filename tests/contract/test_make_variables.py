@@ -316,6 +316,16 @@ def test_of_several_goals_each_gets_its_own_variables(make: Make, tmp_path: Path
     assert calls(goals.split(), values) == alone
 
 
+def test_a_note_names_what_is_used_from_the_environment(make: Make, tmp_path: Path) -> None:
+    places = {"O": str(tmp_path), "V": "0", "KCONFIG_CONFIG": "named"}
+    done = make("checkconfig", env={**places, "RUN": "mine"})
+    assert done.stderr == "note: used from the environment: O KCONFIG_CONFIG V\n"
+    assert done.environments[0]["KCONFIG_CONFIG"] == f"{tmp_path}/named"
+    given = [f"{name}={value}" for name, value in places.items()]
+    assert make("checkconfig", *given).stderr == ""
+    assert make("checkconfig", env={**places, "MAKELEVEL": "1"}).stderr == "", "a make around this one"
+
+
 def test_names_of_the_environment_are_not_taken(make: Make) -> None:
     done = make("eval", env={"RUN": "mine", "BEST": "1", "FILE": "x"})
     assert done.calls == [["-m", "train", "--runs", "runs", "eval"]]
