@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lib.data import types
 from lib.data.datasets.image_folder.data import BadSampleError, decode
 from lib.data.datasets.image_folder.image_files import SUFFIXES
-from lib.data.datasets.tabular.data import OF_DATES, encoded
+from lib.data.datasets.tabular.data import OF_DATES, counted_unknown, encoded, unknown_categories
 from lib.data.datasets.tabular.table_files import AS_NPZ, Table, read_table
 from lib.data.datasets.text_files import padded
 from lib.data.file_kinds import check_is_text
@@ -309,7 +309,7 @@ def _from_texts(table: Table, dataset: Dataset, log: Callable[[str], None]) -> R
 def _from_table(table: Table, dataset: Dataset, log: Callable[[str], None]) -> Rows:
     """Raises ConfigError for a column that is not there, a missing value and an unknown category."""
     columns: tuple[Column, ...] = cast(Any, dataset.spec).columns
-    inputs, unknown = {column.name for column in columns}, list[str]()
+    inputs, rows = {column.name for column in columns}, np.arange(len(table))
     for column in columns:
         if column.name not in table.columns:
             close = close_to(column.name, table.columns.keys() - inputs)
@@ -317,21 +317,11 @@ def _from_table(table: Table, dataset: Dataset, log: Callable[[str], None]) -> R
             raise ConfigError(f"{table.file} has no column {column.name!r}, an input of the run", todo=todo)
         if not dataset.fills_missing:
             _check_known(column, table)
-        elif found := _unknown(column, table):
-            text = f"{column.name} {len(found)} (the first is {table.columns[column.name][found[0]]!r} in "
-            unknown.append(f"{text}{table.row(found[0])})")
-    if unknown:
-        log(f"{table.file}: categories unknown to the run count as missing: {', '.join(unknown)}")
+    if unknown := counted_unknown(columns, table, rows):
+        log(f"{table.file}: categories unknown to the run count as missing: {unknown}")
     if unused := [name for name in table.columns if name not in inputs]:
         log(f"{table.file}: columns that are no inputs: {', '.join(unused)}")
-    return Rows(_row_names(table), encoded(columns, table, np.arange(len(table))))
-
-
-def _unknown(column: Column, table: Table) -> list[int]:
-    """Return the rows with a text that is no category of the run, and not missing either."""
-    missing, values = table.missing(column.name), {*column.values}
-    texts = enumerate(table.columns[column.name])
-    return [row for row, text in texts if values and not missing[row] and text not in values]
+    return Rows(_row_names(table), encoded(columns, table, rows))
 
 
 def _check_known(column: Column, table: Table) -> None:
@@ -342,7 +332,7 @@ def _check_known(column: Column, table: Table) -> None:
             why="the run was trained without missing values",
             todo="write a value, or remove the row",
         )
-    if unknown := _unknown(column, table):
+    if unknown := unknown_categories(column, table, np.arange(len(table))):
         text = table.columns[column.name][unknown[0]]
         what = f"{table.file}, {table.row(unknown[0])}: {column.name!r} is {text!r}"
         todo = meant(text, column.values, listed="" if len(column.values) <= 20 else "remove the row")

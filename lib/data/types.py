@@ -150,8 +150,11 @@ class Column:
     def of_numbers(cls, name: str, numbers_N: npt.NDArray[np.float64]) -> Column:
         """Return the column with the mean and deviation of `numbers_N`, without those that are nan."""
         known = numbers_N[~np.isnan(numbers_N)]
-        mean, std = (float(known.mean()), float(known.std())) if len(known) else (0.0, 0.0)
-        return cls(name=name, mean=mean, std=std or 1.0)
+        if not len(known):
+            return cls(name=name)
+        # Rounding of the mean gives equal fractions a deviation such as 1e-17.
+        std = 1.0 if known.min() == known.max() else float(known.std())
+        return cls(name=name, mean=float(known.mean()), std=std or 1.0)
 
     def normalised(self, numbers_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
         """Return numbers in standard deviations from the mean, 0 for nan."""

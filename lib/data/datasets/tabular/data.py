@@ -81,9 +81,13 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
             raise DataError(f"{table.file}: no row is left for {part}", why=why, todo=todo)
     train = table, rows[0]
     columns = tuple(_column(options, *train, name) for name in schema.inputs)
-    for column in columns:
-        if advice := _advice(options, *train, column):
-            location.log(f"{table.file}: input {column.name!r} {advice}")
+    advice = {column.name: _advice(options, *train, column) for column in columns}
+    for name in filter(advice.get, advice):
+        location.log(f"{table.file}: input {name!r} {advice[name]}")
+    others = [column for column in columns if not advice[column.name]]
+    if unknown := counted_unknown(others, tables[1], rows[1]):
+        effect = "they count as missing" + ", and predictions refuse them" * (options.missing != "mean")
+        location.log(f"{tables[1].file}: validation has categories that training lacks: {unknown}; {effect}")
     inputs = [encoded(columns, *pair) for pair in zip(tables, rows, strict=True)]
     spec, targets, classes = _targets(options, columns, schema, tables, rows)
     parts = [ArrayPart(*pair) for pair in zip(inputs, targets, strict=True)]
@@ -260,6 +264,22 @@ def encoded(columns: Sequence[Column], table: Table, rows: npt.NDArray[np.int64]
         else:
             parts.append(_normalised(column, table, rows))
     return np.concatenate(parts, axis=1)
+
+
+def unknown_categories(column: Column, table: Table, rows: npt.NDArray[np.int64]) -> list[int]:
+    """Return which of `rows` have a text that is no category of `column`, and not missing either."""
+    missing, values, texts = table.missing(column.name), {*column.values}, table.columns[column.name]
+    return [row for row in rows.tolist() if values and not missing[row] and texts[row] not in values]
+
+
+def counted_unknown(columns: Sequence[Column], table: Table, rows: npt.NDArray[np.int64]) -> str:
+    """Return the number of unknown categories in each column that has some, with the first; "" for none."""
+    found = {column.name: unknown_categories(column, table, rows) for column in columns}
+    first = {name: unknown[0] for name, unknown in found.items() if unknown}
+    return ", ".join(
+        f"{name} {len(found[name])} (the first is {table.columns[name][row]!r} in {table.row(row)})"
+        for name, row in first.items()
+    )
 
 
 def _normalised(column: Column, table: Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -10,7 +10,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -21,7 +21,10 @@ from lib.data.file_kinds import check_is_text
 from lib.data.tokenizers import as_text
 from lib.errors import DataError, os_errors
 
-MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "?"})
+# Every spelling of nan that NumPy reads: as a number it would become the mean, also by mistake.
+_NANS = {"".join(letters) for letters in product(("", "+", "-"), "nN", "aA", "nN")}
+MISSING = frozenset({"", "NA", "N/A", "null", "?", *_NANS})
+_LONGEST = 2**31 - 1  # characters of a field: the largest C long of every platform
 AS_NPZ = "write it by numpy.savez(file, name=array), without arrays of objects"
 _SEPARATORS = ",;\t"
 _SHOWN = 3  # of many faults
@@ -71,6 +74,8 @@ class Table:
         """
         texts = np.array(self.columns[name], _TEXT)
         texts[self.missing(name)] = "nan"
+        if (np.strings.find(texts, "_") >= 0).any():  # 57_8 is a number in Python alone
+            return None
         try:
             values = texts.astype(np.float64)
         except ValueError:
@@ -85,7 +90,7 @@ class Table:
         found = {}
         for row, text in enumerate(self.columns[name]):
             try:
-                float("nan" if text in MISSING else text)
+                float("nan" if text in MISSING else text.replace("_", "?"))
             except ValueError:
                 found[row] = text
         return found
@@ -149,6 +154,7 @@ def _csv(file: Path, content: bytes) -> dict[str, Texts]:
     check_is_text(content, file, wanted="a table in CSV")
     as_text(content, file)  # all of it, before rows are counted
     separator = max(_SEPARATORS, key=content.partition(b"\n")[0].decode().count)
+    csv.field_size_limit(_LONGEST)
     lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
     read = csv.reader(lines, delimiter=separator, strict=True)
     rows = ([field.strip() for field in row] for row in read if row)

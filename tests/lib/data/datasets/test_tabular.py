@@ -10,7 +10,7 @@ import pytest
 
 from lib.data.datasets.tabular import table_files
 from lib.data.datasets.tabular.table_files import read_table
-from lib.data.types import TableClassSpec, TableSpec
+from lib.data.types import Column, TableClassSpec, TableSpec
 from lib.errors import ConfigError, DataError, ToolkitError
 from tests.support.datasets import opened
 
@@ -241,6 +241,34 @@ def test_a_number_with_a_mistake_is_no_category(tmp_path: Path) -> None:
     assert len(read(folder, missing="mean", categories="size").spec.columns[0].values) > 2
     table(tmp_path, [*rows, *(f"a{row},{row}" for row in range(50))], heading="size,price")
     assert read(folder, missing="mean").spec.columns[0].values  # most are texts
+
+
+@pytest.mark.parametrize("text", ["-nan", "+nan", "NAN", "Nan", "-NaN"])
+def test_every_spelling_of_nan_is_missing(text: str, tmp_path: Path) -> None:
+    rows = [f"{row},{row}" for row in range(40)]
+    rows[7] = f"{text},7"
+    with pytest.raises(DataError, match="values are missing: size 1: the first is 'size' of row 8"):
+        read(table(tmp_path, rows, heading="size,price"))
+    rows[7] = f"7,{text}"
+    with pytest.raises(DataError, match="values are missing: price 1"):
+        read(table(tmp_path, rows, heading="size,price"))
+
+
+def test_a_text_with_an_underscore_is_no_number(tmp_path: Path) -> None:
+    rows = [f"{row},{row}" for row in range(40)]
+    rows[7] = "57_8,7"
+    with pytest.raises(DataError, match="values that are no numbers, 1 of 40: the first is '57_8' in row 8"):
+        read(table(tmp_path, rows, heading="size,price"))
+
+
+def test_equal_fractions_have_a_deviation_of_one() -> None:
+    column = Column.of_numbers("size", np.full(7, 0.1))
+    assert column.std == 1 and column.normalised(np.array([1.1])) == pytest.approx(1)
+
+
+def test_a_field_may_be_long(tmp_path: Path) -> None:
+    text = "a" * 200_000
+    assert read_table(tmp_path / "t.csv", f"x,y\n{text},1\n".encode()).columns["x"][0] == text
 
 
 COMMAS = {

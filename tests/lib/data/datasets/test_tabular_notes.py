@@ -25,7 +25,7 @@ def test_inputs_that_may_only_name_their_rows_are_told(tmp_path: Path) -> None:
 
     def told(count: int, **options: Any) -> list[str]:
         said = notes(table(tmp_path, rows[:count], heading=heading), **options)
-        return [line.split("input ")[1].split()[0] for line in said]
+        return [line.split("input ")[1].split()[0] for line in said if "input " in line]
 
     assert told(FEWEST_ROW_NAMES) == ["'name'", "'id'"]  # not the measurement, which differs everywhere, too
     assert not told(FEWEST_ROW_NAMES, inputs="id,rooms")  # chosen by name
@@ -74,6 +74,19 @@ def test_dates_that_differ_in_every_row_are_no_names_of_rows(tmp_path: Path) -> 
     rows = [f"{n},{day}" for n, day in enumerate(days[:200])]
     with pytest.raises(DataError, match=r"'price' is predicted and no column of n.*; make numbers of"):
         read(table(tmp_path, rows, heading="size,price"))
+
+
+@pytest.mark.parametrize("missing", ["error", "mean"])
+def test_categories_that_only_validation_has_are_counted(missing: str, tmp_path: Path) -> None:
+    folder = table(tmp_path, ["Oslo,1", "Rome,2", "Oslo,3"], heading="city,price")
+    texts = ["Rome,1", "Bern,2", "Bern,3", "Kiel,4", *[",5"] * (missing == "mean")]
+    table(tmp_path, texts, heading="city,price", name="new.csv")
+    said = notes(folder, validation="other", validation_file="new.csv", missing=missing)[-1]
+    effect = "they count as missing" + ", and predictions refuse them" * (missing == "error")
+    assert said == (
+        f"{folder / 'new.csv'}: validation has categories that training lacks: city 3 (the first is 'Bern' "
+        f"in row 2); {effect}"
+    )
 
 
 def test_very_many_categories_are_told(tmp_path: Path) -> None:
