@@ -65,7 +65,8 @@ def cached_folder(
 
 def fingerprint(*parts: object) -> str:
     """Return the hexadecimal SHA-256 of the text of `parts`."""
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+    text = "\n".join(map(str, parts))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()  # a file's name may be no UTF-8
 
 
 def content_of(folder: Path) -> str:

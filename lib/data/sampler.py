@@ -198,5 +198,6 @@ def with_lengths(spec: TextSpec, part: TokenPart, tokenizer: Tokenizer | None) -
 def held_out_by_hash(keys: Iterable[str], percent: int) -> npt.NDArray[np.bool_]:
     """Return which samples are for validation (N,): by SHA-256 of their keys, so that none moves another."""
     limit = percent / 100 * 2**64
-    digests = (hashlib.sha256(key.encode()).digest() for key in keys)
+    # A name of a file may be no UTF-8.
+    digests = (hashlib.sha256(key.encode(errors="surrogateescape")).digest() for key in keys)
     return np.array([int.from_bytes(digest[:8], "big") < limit for digest in digests], np.bool_)

@@ -262,6 +262,9 @@ def _pack(
     sizes = np.zeros((len(files), 2), np.int64)
     shape = len(files), 3, image_size, image_size
     packed = np.lib.format.open_memmap(target, mode="w+", dtype=np.uint8, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # not on macOS: a disk that fills later ends the process by SIGBUS
+        with target.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, target.stat().st_size)
 
     def decode_to(row: int, number: int) -> str:
         try:

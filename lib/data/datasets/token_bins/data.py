@@ -52,13 +52,15 @@ class Bins:
 def map_bins(data_dir: Path, *, vocab_size: int) -> Bins | None:
     """Map the files *train*.bin and *val*.bin of `data_dir`/token_bins or `data_dir`; None without any.
 
-    Raises DataError if files are missing, damaged or do not belong together.
+    A file of both names, such as retrieval_train.bin, is for training. Raises DataError if files are
+    missing, damaged or do not belong together.
     """
     folders = (data_dir / "token_bins", data_dir)
     folder = next((path for path in folders if any(path.glob("*train*.bin"))), None)
     if folder is None:
         return None
-    train, validation = (sorted(folder.glob(f"*{part}*.bin")) for part in ("train", "val"))
+    train = sorted(folder.glob("*train*.bin"))
+    validation = sorted({*folder.glob("*val*.bin")} - {*train})
     if not validation:
         raise DataError(f"{folder} has no *val*.bin", todo="token_bins needs a validation part, too")
     shards = [_read(file, vocab_size) for file in train], [_read(file, vocab_size) for file in validation]
@@ -108,7 +110,9 @@ def _check(bins: Bins, location: DataLocation, vocab_size: int) -> None:
         (target / "largest.json").write_text(json.dumps(largest))
 
     folder = location.cache_dir / f"token_bins-{fingerprint(files[0].parent)[:8]}"
-    cached_folder(folder, identity=fingerprint("token_bins", *marks(files)), fill=fill, log=location.log)
+    dtypes = (shard.dtype.name for shard in shards)  # of files without a header VOCAB_SIZE decides
+    identity = fingerprint("token_bins", *dtypes, *marks(files))
+    cached_folder(folder, identity=identity, fill=fill, log=location.log)
     for file, largest in zip(files, json.loads((folder / "largest.json").read_text()), strict=True):
         if largest >= vocab_size:
             raise DataError(

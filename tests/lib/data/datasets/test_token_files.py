@@ -169,3 +169,24 @@ def test_missing_files_are_told(tmp_path: Path) -> None:
     _raw(tmp_path / "train.bin", range(40))
     with pytest.raises(DataError, match=r"has no \*val\*\.bin"):
         _open(tmp_path)
+
+
+def test_files_for_training_are_not_for_validation_too(tmp_path: Path) -> None:
+    _raw(tmp_path / "retrieval_train.bin", range(40))
+    with pytest.raises(DataError, match=r"has no \*val\*\.bin"):
+        _open(tmp_path)
+    _raw(tmp_path / "retrieval_val.bin", range(9))
+    assert _tokens(_open(tmp_path)) == (list(range(40)), list(range(9)))
+
+
+def test_tokens_are_looked_through_again_where_they_are_read_by_another_type(tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        _raw(tmp_path / name, [5, 70_000] * 20, np.uint32)
+    assert len(_tokens(_open(tmp_path, vocab_size=100_000))[0]) == 40
+    with pytest.raises(DataError, match=r"has the token 4464: CONFIG_VOCAB_SIZE=1000"):
+        _open(tmp_path)
+    _raw(tmp_path / "train.bin", [1] * 80)  # two of them are a token of 4 bytes
+    _raw(tmp_path / "val.bin", [1] * 80)
+    assert len(_tokens(_open(tmp_path))[0]) == 80
+    with pytest.raises(DataError, match=r"has the token 65537: CONFIG_VOCAB_SIZE=65537"):
+        _open(tmp_path, vocab_size=65_537)
