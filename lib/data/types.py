@@ -97,7 +97,7 @@ class TokensSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpec(TokensSpec):
-    """Text for language modelling. Targets are the next tokens, IGNORED where there is none.
+    """Text for language modelling: TokenPart. Targets are the next tokens, IGNORED where there is none.
 
     unit: of tokens and per-token figures. validation_tokens: targets of the evaluation part.
     validation_bytes: their length in UTF-8; None without a tokenizer.

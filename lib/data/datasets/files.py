@@ -233,7 +233,10 @@ def _fault(dataset: Any) -> str:
     if named and classes not in (named, None):
         return f"{named} class_names for {classes} classes of the spec"
     for name, part in (("train", dataset.train), ("test", dataset.test)):
-        fault = _token_fault(part) if isinstance(part, types.TokenPart) else _row_fault(part)
+        if isinstance(part, types.TokenPart):
+            fault = _token_fault(part, shifted=name == "train")
+        else:
+            fault = _row_fault(part)
         if not fault and not part.size:
             return f"{type(part).__name__} without samples for {name}"
         if fault := fault or _part_fault(part, dataset.spec):
@@ -299,6 +302,8 @@ def _part_fault(part: types.Part, spec: Any) -> str:
         if wanted or shape != (part.block_size,):
             return f"windows of {part.block_size} tokens, for samples {shape} of {kind},"
         return _range_fault(part.tokens, "token", end)
+    if isinstance(spec, types.TextSpec):  # whose targets are counted without a look at IGNORED ones
+        return "ArrayPart, not TokenPart,"
     inputs, targets, is_float = part.inputs, part.targets, spec.input_dtype == "float32"
     if inputs.shape[1:] not in (shape, (2, *shape)) or (
         inputs.ndim == 2 and is_float != (inputs.dtype.name == "float32")
@@ -336,14 +341,16 @@ def _row_fault(part: ArrayPart) -> str:
     return _range_fault(rows, "row", len(part.targets))
 
 
-def _token_fault(part: types.TokenPart) -> str:
-    """Return why `part` is no text; "" if it is one."""
+def _token_fault(part: types.TokenPart, *, shifted: bool) -> str:
+    """Return why `part` is no text for training (`shifted`) or evaluation; "" if it is one."""
     tokens, size = part.tokens, part.block_size
     is_row = isinstance(tokens, np.ndarray | types.Shards) and tokens.ndim == 1
     if not is_row or tokens.dtype.name not in ("uint8", "uint16", "uint32"):
         return f"tokens {described(tokens)}, not uint8, uint16 or uint32 (n,),"
     if fault := _mistyped(part):
         return f"{fault},"
+    if part.shifted != shifted:
+        return f"TokenPart with shifted={part.shifted}, not {shifted},"
     return f"{len(tokens)} tokens, less than a window of {size}," if size <= 0 or part.size <= 0 else ""
 
 

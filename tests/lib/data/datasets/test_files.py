@@ -195,9 +195,24 @@ ROWS, LABELS = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
 WORDS = np.ones((4, 3), np.int64)
 
 
+def for_training(part: Any) -> Any:
+    return dataclasses.replace(part, shifted=True) if isinstance(part, TokenPart) else part
+
+
+def test_windows_are_shifted_in_training_alone() -> None:
+    part = TokenPart(np.zeros(9, np.uint16), 3)
+    for train, test, told in (
+        (part, part, r"returns TokenPart with shifted=False, not True, in train"),
+        (for_training(part), for_training(part), r"returns TokenPart with shifted=True, not False, in test"),
+    ):
+        with pytest.raises(DataError, match=told):
+            check_dataset(Dataset(TEXT, train, test, "own"), "own", "open_set")
+
+
 @pytest.mark.parametrize(
     ("spec", "part", "told"),
     [
+        (TEXT, ArrayPart(WORDS, WORDS.astype(np.int32)), "ArrayPart, not TokenPart, in train"),
         (TEXT, TokenPart(np.full(9, 4, np.uint16), 3), ""),
         (TEXT, TokenPart(np.full(9, 5, np.uint16), 3), r"token 5 at \[0\], not in 0\.\.4, in train"),
         (TEXT, TokenPart([4] * 9, 3), r"tokens list of int, not uint8, uint16 or uint32 \(n,\), in train"),
@@ -217,7 +232,7 @@ WORDS = np.ones((4, 3), np.int64)
     ],
 )
 def test_texts_tokens_and_tables_are_checked_alike(spec: object, part: object, told: str) -> None:
-    dataset = Dataset(spec, part, part, "own")  # type: ignore[arg-type]
+    dataset = Dataset(spec, for_training(part), part, "own")  # type: ignore[arg-type]
     if not told:
         check_dataset(dataset, "own", "open_set")
         return
@@ -274,7 +289,7 @@ def with_(value: Any, field: str, odd: object) -> Any:
 
 @pytest.mark.parametrize(("spec", "part"), WHOLE)
 def test_any_value_of_any_field_is_used_or_refused_in_one_line(spec: Any, part: Any) -> None:
-    whole = Dataset(spec, part, part, "own", skipped=("a",))
+    whole = Dataset(spec, for_training(part), part, "own", skipped=("a",))
     check_dataset(whole, "own", "open_set")
     column, *others = getattr(spec, "columns", (None,))
     places: list[tuple[Any, Callable[[Any], Dataset]]] = [
@@ -340,7 +355,7 @@ def test_values_of_files_are_not_read(tmp_path: Path) -> None:
     tokens = np.memmap(tmp_path / "tokens.bin", np.uint16, mode="w+", shape=(9,))
     tokens[:] = 7
     part = TokenPart(tokens, 3)
-    check_dataset(Dataset(TEXT, part, part, "own"), "own", "open_set")
+    check_dataset(Dataset(TEXT, for_training(part), part, "own"), "own", "open_set")
     labels = np.memmap(tmp_path / "labels.bin", np.int64, mode="w+", shape=(4,))
     labels[:] = 7
     chosen = ArrayPart(ROWS, labels, np.arange(3))
