@@ -13,6 +13,7 @@ from lib import kconf
 from lib.config import CompileOptions, Config, config_from_values
 from lib.data.datasets.chat.spec import ChatSpec
 from lib.data.datasets.files import DataCode
+from lib.data.tokenizers import as_text
 from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
 from lib.devices.probe import probe
@@ -74,6 +75,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
 
 def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampling: Sampling) -> int:
     """Print the run, and `prompt` with its continuation by the language model of run `name`."""
+    as_text(prompt.encode(errors="surrogateescape"), Path("PROMPT="))  # refuses bytes that are no UTF-8
     restored = restore(name, root=root, runs=runs, best=best, needs_data=False)
     dataset = restored.data.dataset
     if isinstance(dataset.spec, ChatSpec):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import numpy as np
 
 from lib.data.datasets.tabular.table_files import Table
 from lib.data.file_kinds import check_is_text
-from lib.data.tokenizers import as_text
+from lib.data.jsonl import json_of, remedy
+from lib.data.tokenizers import as_lines
 from lib.errors import ConfigError
 
 
@@ -20,13 +20,14 @@ def json_lines(file: Path, content: bytes) -> Table:
     rows: list[dict[str, Any]] = []
     todo = 'write {"column": value, ...} there, or remove the line'
     check_is_text(content, file, wanted="JSON Lines")
-    for number, line in enumerate(as_text(content, file).splitlines(), start=1):
+    for number, line in enumerate(as_lines(content, file), start=1):
         if not line.strip():
             raise ConfigError(f"{file}, line {number} is blank", todo=todo)
         try:
-            row = json.loads(line)
+            row = json_of(line)
         except ValueError as error:
-            raise ConfigError(f"{file}, line {number} is no JSON", why=str(error), todo=todo) from error
+            what = f"{file}, line {number} is no JSON"
+            raise ConfigError(what, why=str(error), todo=remedy(error, todo)) from error
         if not isinstance(row, dict):
             raise ConfigError(f"{file}, line {number} is no JSON object", todo=todo)
         rows.append({key: _cell(value, f"{file}, line {number}: {key}") for key, value in row.items()})
@@ -67,4 +68,4 @@ def _cell(value: Any, place: str) -> str:
     if value is not None and not isinstance(value, str | int | float):
         todo = "give a number, a text or null"
         raise ConfigError(f"{place} is {type(value).__name__}, no single value", todo=todo)
-    return "" if value is None else str(value)
+    return "" if value is None else str(value).strip()

@@ -7,6 +7,7 @@ import io
 import shlex
 import sys
 import zipfile
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from lib.data.datasets.tabular.table_files import AS_NPZ, Table, read_table
 from lib.data.datasets.text_files import padded
 from lib.data.file_kinds import check_is_text
 from lib.data.input_tables import from_columns, json_lines
-from lib.data.tokenizers import as_text, tokenizer_from_json
+from lib.data.tokenizers import as_lines, tokenizer_from_json
 from lib.data.types import ArrayPart, Column, Dataset, Images, Part, Spec, TextSpec, TokenPart
 from lib.errors import ConfigError, DataError, close_to, meant, os_errors, raise_faults
 from lib.units import counted
@@ -182,7 +183,7 @@ def content_of(file: str) -> bytes:
 def _images(paths: list[str], spec: Any, rows: int) -> tuple[int, Iterator[Rows]]:
     """Images; STDIN has names of files, one per line."""
     if STDIN in paths:
-        listed = as_text(content_of(STDIN)).splitlines()
+        listed = as_lines(content_of(STDIN))
         if blank := [number for number, name in enumerate(listed, 1) if not name.strip()]:
             raise ConfigError(f"standard input, line {blank[0]} is blank", todo="remove blank lines")
         paths = [name for path in paths for name in (listed if path == STDIN else [path])]
@@ -267,12 +268,11 @@ def _from_file(file: str, dataset: Dataset, log: Callable[[str], None], *, is_ta
     name = Path("standard input" if file == STDIN else file)
     if not is_table and suffix == ".npz":
         return _npz(file, dataset.spec)
-    if suffix == ".jsonl" or (file == STDIN and content[:1] == b"{"):
+    if suffix == ".jsonl" or (file == STDIN and content.removeprefix(BOM_UTF8)[:1] == b"{"):
         table = json_lines(name, content)
     elif not is_table and suffix in ("", ".txt"):
         check_is_text(content, name, wanted="text")
-        lines = as_text(content, name).splitlines()
-        table = Table(name, {_TEXT_COLUMNS[0]: lines}, "")
+        table = Table(name, {_TEXT_COLUMNS[0]: as_lines(content, name)}, "")
     else:
         table = read_table(name, content)
     if not is_table:

@@ -14,6 +14,7 @@ from lib.data.sampler import held_out_by_hash
 from lib.errors import ConfigError, DataError, close_to, os_errors, raise_faults
 
 T = TypeVar("T")
+_TWICE = "it has a key twice"
 _WRITE = 'write {"key": "value", ...} on a line of its own, or remove it'
 
 
@@ -76,8 +77,7 @@ def read_objects(
             continue
         place = f"{file}:{number}"
         try:
-            read = json.loads(line, object_pairs_hook=_object)
-            json.dumps(read, ensure_ascii=False).encode()  # half a surrogate pair is no text for a tokenizer
+            read = json_of(line)
             if not isinstance(read, dict):
                 why = f"it is {type(read).__name__}"
                 raise ConfigError(f"{place} is no JSON object", why=why, todo=_WRITE)
@@ -86,17 +86,28 @@ def read_objects(
             what = f"{place} is not UTF-8: byte {error.start} of the line is {line[error.start]:#04x}"
             raise DataError(what, todo="save the file as UTF-8") from error
         except ValueError as error:
-            faults.append(f"{place} is no JSON object: {error}; {_remedy(error)}")
+            faults.append(f"{place} is no JSON object: {error}; {remedy(error, _WRITE)}")
         except ConfigError as error:
             faults.append(str(error))
     raise_faults(f"{len(faults)} of {len(faults) + len(parsed)} lines cannot be used", faults)
     return parsed
 
 
-def _remedy(error: ValueError) -> str:
+def json_of(line: str | bytes) -> Any:
+    """Return what a line holds. Raises ValueError for what is no JSON, has a key twice or is no text."""
+    try:
+        read = json.loads(line, object_pairs_hook=_object)
+        json.dumps(read, ensure_ascii=False).encode()  # half a surrogate pair is no text for a tokenizer
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return read
+
+
+def remedy(error: ValueError, rewrite: str) -> str:
+    """Return what to do about an error of `json_of`: `rewrite`, unless more is known."""
     if isinstance(error, UnicodeEncodeError):
         return r"write the character whole: \ud83d\ude00 is one, and \ud83d half of it"
-    return _WRITE if isinstance(error, json.JSONDecodeError) else "name each once"
+    return "name each once" if str(error).startswith(_TWICE) else rewrite
 
 
 def value_of(place: str, read: Mapping[str, Any], key: str) -> Any:
@@ -112,5 +123,5 @@ def value_of(place: str, read: Mapping[str, Any], key: str) -> Any:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
-        raise ValueError(f"it has a key twice; its keys are {', '.join(name for name, _ in pairs)}")
+        raise ValueError(f"{_TWICE}; its keys are {', '.join(name for name, _ in pairs)}")
     return found

@@ -57,6 +57,17 @@ def as_text(content: bytes, file: Path | None = None, *, is_choice: bool = False
         raise DataError(what, todo=f"convert it{bytes_do}") from error
 
 
+def as_lines(content: bytes, file: Path | None = None) -> list[str]:
+    """Return the lines of UTF-8 that may begin with a byte order mark. Raises what `as_text` does.
+
+    They end at \\n or \\r\\n alone: `str.splitlines` cuts at other characters, such as U+2028 in a sentence.
+    """
+    lines = as_text(content, file).removeprefix("\ufeff").split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
 class ByteTokenizer:
     """Tokenizer whose tokens are the bytes of UTF-8."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from lib.plugins import Kind
 from tests.support.configs import ROOT
 from tests.support.training import small_config
 from train import stored_run
+from train.generate import Sampling
 
 
 def test_a_mistake_in_the_file_of_its_data_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +29,10 @@ def test_a_mistake_in_the_file_of_its_data_set_is_named(monkeypatch: pytest.Monk
         DataError, match=r"^data set \w+: lib/data/datasets/friedman/data.py:3: SyntaxError: boom"
     ):
         stored_run._without_data(run, config)  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_is_no_utf_8_is_one_line(tmp_path: Path) -> None:
+    sampling = Sampling(temperature=1, top_k=0, tokens=1, seed=1)
+    with pytest.raises(DataError, match=r"^PROMPT= is not UTF-8: byte 1 is 0xff; convert it$"):
+        prompt = os.fsdecode(b"a\xff")
+        stored_run.sample("", root=ROOT, runs=tmp_path, best=False, prompt=prompt, sampling=sampling)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 from lib.data.inputs import read_inputs, split_inputs
+from lib.data.jsonl import read_objects
 from lib.data.tokenizers import ByteTokenizer
 from lib.data.types import ArrayPart, Column, Dataset, ImageSpec, Spec, TableClassSpec, TextClassSpec
-from lib.errors import ConfigError
+from lib.errors import ConfigError, DataError
 
 SPECS: tuple[Spec, ...] = (
     ImageSpec(name="i", channels=1, height=8, width=8, classes=2, mean=(0.5,), std=(0.5,), synthetic=True),
@@ -183,3 +185,47 @@ def test_faults_of_an_input_say_how_to_mend_them(
 def test_an_array_that_does_not_fit_is_refused_by_its_own_shape(array: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         predicted(array, SPECS[0 if array.ndim == 3 else 2])
+
+
+ODD = "\u2028\u0085\x0b\x0c\x1c"  # where str.splitlines cuts, too
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_lines_end_at_line_feeds_alone(mark: str, tmp_path: Path) -> None:
+    spec = TextClassSpec(name="s", classes=2, vocab_size=257, block_size=20, pad=256)
+    texts = [f"a{ODD}b", "c"]
+    (tmp_path / "a.txt").write_bytes((mark + "\r\n".join(texts)).encode())
+    rows = (json.dumps({"text": text}, ensure_ascii=False) for text in texts)
+    (tmp_path / "a.jsonl").write_bytes((mark + "\r\n".join(rows) + "\r\n").encode())
+    _, expected = predicted({"text": texts}, spec)
+    for name in ("a.txt", "a.jsonl"):
+        names, found = predicted(tmp_path / name, spec)
+        assert names == [f"{tmp_path / name} row {number}" for number in (1, 2)]
+        assert found.tolist() == expected.tolist()
+
+
+def test_blanks_around_a_cell_do_not_count(tmp_path: Path) -> None:
+    spec = TableClassSpec(name="t", columns=(Column(name="city", values=("Oslo", "Rome")),), classes=2)
+    cities = [" Oslo", "Rome\n"]
+    np.savez(tmp_path / "a.npz", city=np.array(cities))
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"city": city}) for city in cities))
+    for given in ({"city": cities}, tmp_path / "a.npz", tmp_path / "a.jsonl"):
+        assert predicted(given, spec)[1].tolist() == [[1, 0], [0, 1]]
+
+
+BAD_JSON = {
+    "half a pair": (r'{"text": "\ud83d"}', "surrogates not allowed; write the character whole"),
+    "nested": ('{"text": ' + "[" * 100_000, "it is nested too deeply; write"),
+    "a key twice": ('{"text": "a", "text": "b"}', "it has a key twice; its keys are text, text; name each"),
+    "long number": ('{"text": ' + "1" * 5000 + "}", "Exceeds the limit .*; write"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_JSON)
+def test_json_that_cannot_be_used_is_one_line(fault: str, tmp_path: Path) -> None:
+    line, told = BAD_JSON[fault]
+    (file := tmp_path / "a.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
+    with pytest.raises(ConfigError, match=f"line 2 is no JSON: .*{told}"):
+        predicted(file, SPECS[2])
+    with pytest.raises(DataError, match=f"a.jsonl:2 is no JSON object: .*{told}"):
+        read_objects(file, lambda _, read: read)

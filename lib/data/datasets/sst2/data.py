@@ -9,7 +9,7 @@ import numpy as np
 from lib.data.datasets.files import DataLocation, damaged
 from lib.data.datasets.published import Remote
 from lib.data.datasets.text_files import INSTEAD, block_size_of, padded, row_facts, tokenizer_of
-from lib.data.tokenizers import as_text
+from lib.data.tokenizers import as_lines
 from lib.data.types import ArrayPart, Dataset, Labels, TextClassSpec
 from lib.errors import os_errors
 from lib.plugins import NoOptions as Options
@@ -21,7 +21,7 @@ _HEADINGS = "sentence\tlabel"
 def read_sentences(file: Path) -> tuple[list[str], Labels]:
     """Read sentences and labels (N,): a sentence, a tab and 0 or 1 per line. Raises DataError."""
     with os_errors("read"):
-        lines = as_text(file.read_bytes(), file).splitlines()
+        lines = as_lines(file.read_bytes(), file)
     start = 1 if lines and lines[0] == _HEADINGS else 0
     sentences, labels = list[str](), list[int]()
     for number, line in enumerate(lines[start:], start=start + 1):

@@ -203,7 +203,7 @@ def _npz(file: Path, content: bytes) -> dict[str, Texts]:
             raise DataError(what, todo="give arrays (N,) or (N, K) of numbers, bools or texts")
         parts = {name: array} if array.ndim == 1 else {f"{name}_{k}": one for k, one in enumerate(array.T)}
         for key, one in parts.items():
-            columns[key] = cast(Texts, np.array([str(value) for value in one.tolist()], _TEXT))
+            columns[key] = cast(Texts, np.array([str(value).strip() for value in one.tolist()], _TEXT))
     _check_names(file, [*columns])
     if len(lengths := {len(column) for column in columns.values()}) != 1 or lengths == {0}:
         why, todo = f"they have {sorted(lengths)} rows", "give each a value for every row"

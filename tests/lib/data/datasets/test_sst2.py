@@ -16,6 +16,7 @@ from lib.data import (
     TrainLoader,
 )
 from lib.data.datasets.files import TokenizerName
+from lib.data.datasets.sst2.data import read_sentences
 from lib.errors import DataError
 from tests.support.datasets import opened
 
@@ -91,3 +92,9 @@ def test_a_line_that_is_no_sentence_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "sst2" / "train.tsv").write_text("")
     with pytest.raises(DataError, match=r"train\.tsv is damaged: it holds no sentences"):
         _open(tmp_path)
+
+
+def test_lines_of_sentences_end_at_line_feeds_alone(tmp_path: Path) -> None:
+    (file := tmp_path / "train.tsv").write_bytes("\ufeffsentence\tlabel\r\na\u2028b\x0cc\t1\r\n".encode())
+    sentences, labels = read_sentences(file)
+    assert sentences == ["a\u2028b\x0cc"] and labels.tolist() == [1]
