@@ -21,7 +21,7 @@ from lib.data.file_kinds import check_is_text
 from lib.data.tokenizers import as_text
 from lib.errors import DataError, os_errors
 
-# Every spelling of nan that NumPy reads: as a number it would become the mean, also by mistake.
+# With every spelling of nan that NumPy reads, which would become the mean, even where none may be missing.
 _NANS = {"".join(letters) for letters in product(("", "+", "-"), "nN", "aA", "nN")}
 MISSING = frozenset({"", "NA", "N/A", "null", "?", *_NANS})
 _LONGEST = 2**31 - 1  # characters of a field: the largest C long of every platform
