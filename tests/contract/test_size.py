@@ -14,11 +14,7 @@ from tests.support.configs import ROOT
 
 PRODUCT = ("anneal", "lib", "models", "train", "scripts")
 # Lines of Python in the product. A ratchet: lower it with the lines; raise it only in a commit that says why.
-<<<<<<< HEAD
 LINES, SLACK = 57_057, 120
-=======
-LINES, SLACK = 57_057, 120
->>>>>>> 4a2c82c6 (tests: 60 more lines in the product, for checks of parts of a text, lines, JSON and categories of validation)
 MAKEFILE_LINES, REGISTRY_LINES = 250, 150
 LENET_MODULES = 90
 CONFIG_FIELDS = 70
