@@ -174,7 +174,11 @@ def sizes_to_try(
 
 
 def largest_fitting(
-    memory_of: Callable[[int], Memory], sizes: Sequence[int], *, first: Sequence[int] = ()
+    memory_of: Callable[[int], Memory],
+    sizes: Sequence[int],
+    *,
+    first: Sequence[int] = (),
+    at_once: bool = False,
 ) -> int:
     """Return the largest of `sizes` that fits, or 0. Need grows with the batch; both sequences ascend.
 
@@ -182,9 +186,14 @@ def largest_fitting(
     takes over where it is not. Small sizes come first, since they are predicted sooner.
 
     first: sizes among them that are tried before those between them, such as others will ask for, too.
+    at_once: the last is a whole step, which keeps no gradients between micro-batches and may need less.
     """
-    if not sizes or not (below := memory_of(sizes[0])).fits:
+    if not sizes:
         return 0
+    if not (below := memory_of(sizes[0])).fits:
+        without = below.need_bytes - 1.1 * below.parts.get("gradients", 0)  # and their part of the reserve
+        at_once = at_once and len(sizes) > 1 and without <= below.usable_bytes  # else it takes no trace
+        return sizes[-1] if at_once and memory_of(sizes[-1]).fits else 0
     low, high = sizes[0], sizes[-1] + 1  # the one fits; the other does not, or is beyond
     # Need at `high` if predicted; the previous size that fitted and its need, at first of no samples.
     above, origin = None, (0, below.need_bytes - below.parts.get("activations", below.need_bytes))
@@ -264,9 +273,9 @@ def split_under(per_device: int, *, bound: int, step: int = 0, divisor_only: boo
 def split_evenly(per_device: int, *, bound: int, step: int = 1) -> Split:
     """Split the share into as few micro-batches as possible, of about one size.
 
-    bound: the most that fits. Both it and the share are multiples of `step`, as is each size.
+    bound: the most that fits. The share is a multiple of `step`, as is each size.
     """
-    accumulation = -(-per_device // bound)
+    accumulation = -(-per_device // (bound - bound % step))
     micro_batch = -(-per_device // (accumulation * step)) * step
     last = per_device - micro_batch * (accumulation - 1)
     return Split(micro_batch=micro_batch, accumulation=accumulation, last_micro_batch=last)

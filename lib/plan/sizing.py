@@ -212,10 +212,9 @@ def _automatic(context: SizingContext) -> Candidate:
 
 def _measured(context: SizingContext, probed: Probed) -> Candidate:
     """Return sizes for the best measured micro-batch, which was chosen among those that split the target."""
-    size = probed.chosen.micro_batch
     split = _split_target(
         context,
-        partial(split_by, micro_batch=size, divisor_only=bool(context.why_divisor_only)),
+        partial(split_by, micro_batch=probed.chosen.micro_batch, divisor_only=bool(context.why_divisor_only)),
         impossible="the measurements are for another one",
     )
     return _sizes(context, split, why=probed.why)
@@ -241,14 +240,15 @@ def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
         return memory
 
     step, refusal = smallest_accepted(memory_of, share=share, step=context.norm_batch or 1)
-    limit, at_limit = share, "; the whole share of a device fits"
+    limit = share
     if context.step.device == "cpu" and config.table_scale is not None:
         # On a CPU caches, not memory, decide the speed: ResNets were slower with all that fits.
         limit = min(share, cpu_table_batch(scale=config.table_scale))
-        at_limit = "; larger is no faster on CPUs"
     limit = max(step, limit - limit % step)
+    at_limit = "; the whole share of a device fits" if limit == share else "; larger is no faster on CPUs"
     exact, sizes = sizes_to_try(share, limit=limit, step=step, prefers_divisor=context.prefers_divisor)
-    bound = largest_fitting(memory_of, sizes, first=exact)
+    at_once = limit == share and context.layout.strategy != "pipeline"  # which takes turns
+    bound = largest_fitting(memory_of, sizes, first=exact, at_once=at_once)
     if not bound:
         smallest = replace(context.step, micro_batch=step, accumulates=step < share)
         raise no_room(config, context.placement, memory_of(step), smallest)
@@ -274,7 +274,7 @@ def _strict(context: SizingContext) -> Candidate:
 def _manual(context: SizingContext) -> Candidate:
     config, norm_batch = context.config, context.norm_batch
     batch, accumulation = config.batch_size, config.gradient_accumulation
-    if batch is None:
+    if not batch:
         raise PlanError("CONFIG_HYPER_PARAM_MANUAL=y without a batch size", todo="set CONFIG_BATCH_SIZE")
     if norm_batch and batch % norm_batch:
         raise PlanError(

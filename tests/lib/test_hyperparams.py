@@ -131,6 +131,7 @@ def test_a_refusal_leaves_the_object_as_it_was() -> None:
     [
         ({"HYPER_PARAM_AUTO": True, "HYPER_PARAM_MANUAL": True}, "HYPER_PARAM_MANUAL are both set"),
         ({"HYPER_PARAM_MANUAL": True}, "CONFIG_BATCH_SIZE"),
+        ({"HYPER_PARAM_MANUAL": True, "BATCH_SIZE": 0}, "CONFIG_BATCH_SIZE"),
         ({"TARGET_EFFECTIVE_BATCH": "many"}, "TARGET_EFFECTIVE_BATCH is 'many'"),
         ({"TARGET_EFFECTIVE_BATCH": True}, "TARGET_EFFECTIVE_BATCH is True"),
         ({"NORM_BATCH": -1}, "NORM_BATCH is -1"),

@@ -157,11 +157,38 @@ def test_gradients_that_are_kept_while_others_come_count() -> None:
     assert alone.accumulation > 1 and alone.micro_batch < without.micro_batch
 
 
+@pytest.mark.parametrize(
+    ("fixed", "traced"),
+    [(15 * GB, {1, 16}), (20 * GB + 200 * MB, {1, 16}), (30 * GB, {1})],
+    ids=["fits", "near", "never"],
+)
+def test_a_share_may_fit_at_once_where_gradients_of_several_micro_batches_do_not(
+    fixed: int, traced: set[int]
+) -> None:
+    tried, predict = set[int](), line(fixed, 50 * MB, gradients=8 * GB)
+
+    def watched(trial: StepSettings) -> Parts:
+        tried.add(trial.micro_batch)
+        return predict(trial)
+
+    try:
+        decided = decide("lenet5", "rtx3090", watched, target_effective_batch=16)
+    except PlanError as error:
+        assert fixed > 15 * GB and "a micro-batch of 1 is predicted to need" in str(error)
+    else:
+        assert (decided.micro_batch, decided.accumulation) == (16, 1) and fixed == 15 * GB
+        assert decided.memory is not None and decided.memory.fits
+    assert tried == traced, "only where it may fit"
+
+
 def test_on_a_processor_more_than_the_table_gives_is_not_wanted() -> None:
     decided = decide("lenet5", "cpu-24g-amx", line(0, MB))
     assert (decided.micro_batch, decided.effective_batch) == (64, 512)
     assert "larger is no faster on CPUs" in decided.reasons["micro_batch"]
     assert decide("lenet5", "cpu-8g", line(0, 1000 * MB)).micro_batch < 8, "nor more than fits"
+    for target in (16, 64):
+        whole = decide("lenet5", "cpu-24g-amx", line(0, MB), target_effective_batch=target)
+        assert whole.micro_batch == target and "; the whole share of a" in whole.reasons["micro_batch"]
 
 
 def test_what_does_not_fit_is_refused_with_figures_and_ways_out() -> None:

@@ -289,6 +289,17 @@ def test_half_of_what_fits_must_be_used() -> None:
     assert half.micro_batches == (128, 96)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_norm_batch_need_not_divide_what_the_table_gives(compiled: bool) -> None:
+    for unit, target in itertools.product((3, 5, 12, 20), (240, 245, 260, 300, 6060)):
+        if target % unit:
+            continue
+        changes = {"compile": "manual", "compile_model": compiled, "norm_batch": unit}
+        decided = planned("resnet18", "cpu-8g", target_effective_batch=target, **changes)
+        assert sum(decided.micro_batches) == target and max(decided.micro_batches) <= 32
+        assert all(size % unit == 0 for size in decided.micro_batches)
+
+
 def test_norm_batch_above_the_table_is_used_if_it_is_estimated_to_fit() -> None:
     decided = planned("resnet50", "cpu-8g")  # the table says 24
     assert (decided.micro_batch, decided.norm_batch) == (32, 32)
