@@ -25,7 +25,7 @@ from lib import atomic
 from lib.devices.host import allocator_text, expandable_segments
 from lib.distributed.fsdp import weight_units
 from lib.errors import ConfigError, meant, run_main
-from lib.memory.any_module import AnyPrecision, Report, built, reports
+from lib.memory.any_module import AnyPrecision, Report, built, reports, smallest
 from lib.memory.simulation import simulation
 from lib.memory.twin import RealConstants
 from lib.nn.four_bit import pack
@@ -35,7 +35,7 @@ from lib.nn.packages import import_extra
 from lib.nn.weights import head_of
 from lib.optim.adam_8bit import Adam8bit
 from lib.plan.cost import LIST, price_of
-from lib.plan.fitting import GAPS, largest_fitting, split_under
+from lib.plan.fitting import GAPS, Split, largest_fitting, split_evenly, split_under
 from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.sharding import shares
@@ -50,16 +50,9 @@ _SETTINGS = {_EIGHT_BIT: "CONFIG_ADAM_8BIT=y", _FOUR_BIT: "CONFIG_ADAPT_QLORA=y"
 STEPS = 1000  # whose money is shown
 SHOWN = 0.01  # share of the need from which a part is shown
 HEAD = (
-    "GPU",
-    "batch",
-    "steps of",
-    "need",
-    "free",
-    "of the need, in GB",
-    "seconds",
-    f"{STEPS} steps",
+    "GPU", "batch", "steps of", "need", "free", "of the need, in GB", "seconds", f"{STEPS} steps",
     "what would fit",
-)
+)  # fmt: skip
 _PHASES = ("forward pass", "backward pass", "optimizer step")  # of Report.phases
 WORDS, NUMBERS = ("model", "gpu", "precision", "checkpoint", "price", "out"), ("seq", "lora", "target")
 
@@ -69,7 +62,7 @@ class Request:
     """A model, and how it is trained.
 
     seq: tokens of a sample, if any. lora: the rank, 0 for all weights. four_bit: of the frozen layers.
-    eight_bit: of the optimizer's state.
+    eight_bit: of the optimizer's state. accumulates: a step has several micro-batches.
     """
 
     model: str
@@ -79,6 +72,7 @@ class Request:
     checkpoint: bool
     four_bit: bool = False
     eight_bit: bool = False
+    accumulates: bool = False
 
     def build(self) -> nn.Module:
         """Make the model, within a simulation."""
@@ -119,6 +113,11 @@ class Request:
         if self.seq and not seq:
             raise ConfigError(f"SEQ={self.seq}: {self.model} takes no tokens", todo="leave SEQ= out")
         return dataclasses.replace(self, seq=seq)
+
+    def to_reach(self, target: int, kind: Kind, free_bytes: int) -> Request:
+        """Return this request, of several micro-batches if `target` samples (0: any) do not fit at once."""
+        at_once = target <= 1 or traced(self, kind)(target).on(free_bytes).fits
+        return self if at_once else dataclasses.replace(self, accumulates=True)
 
     def settings(self) -> str:
         """Format the size of a sample, and what else was asked for."""
@@ -182,20 +181,18 @@ def main() -> int:
     rows = [(name, *cells(request, each.kind, each.devices[0], options)) for name, each in machines]
     print(f"{request.model}, {request.precision}, AdamW, {request.settings()}: predicted, not measured")
     print("\n".join(aligned(columns([HEAD, *rows]))))
-    below = list[str]()
+    below, kind, device = list[str](), machines[0][1].kind, machines[0][1].devices[0]
+    first = request.to_reach(options.target, kind, device.free_bytes)
     if len(rows) == 1 and rows[0][1] == "0":
-        kind, device = machines[0][1].kind, machines[0][1].devices[0]
-        found = list(changes(request, kind, device.free_bytes))
+        found = list(changes(first, kind, device.free_bytes))
         table = [
-            (text, bytes_text(report.on(device.free_bytes).need_bytes), span(report, request, device))
+            (text, bytes_text(report.on(device.free_bytes).need_bytes), span(report, first, device))
             for text, report in found
             if report
         ]
-        head = ("One sample would fit with", "need", "seconds")
-        below = [
-            *(aligned(columns([head, *table])) if table else ()),
-            *(each for each, one in found if not one),
-        ]
+        head = ("It would fit with", "need", "seconds")
+        helpful = aligned(columns([head, *table])) if table else ()
+        below = [*helpful, *(each for each, one in found if not one)]
         print("\n".join(below))
     print(
         f"{allocator_text()}. Seconds of a step by the roofline; money in US dollars unless PRICE= is yours."
@@ -203,7 +200,7 @@ def main() -> int:
     text = "\n".join([*(row[-1] for row in rows), *below])
     print("\n".join([*notes(request, machines, text, target=bool(options.target)), request.origin]))
     if options.out:
-        report = traced(request, machines[0][1].kind)(int(rows[0][1]) or 1)
+        report = traced(first, kind)(int(rows[0][1]) or smallest(traced(first, kind)).batch)
         atomic.save(Path(options.out), drawn(report, request.model), action="write a picture")
     return 0 if any(row[1] != "0" for row in rows) else 2
 
@@ -227,28 +224,30 @@ def notes(
 
 def cells(request: Request, kind: Kind, device: Device, options: argparse.Namespace) -> tuple[str, ...]:
     """Return the cells of a row of the table."""
-    report_of, free, gpu = traced(request, kind), device.free_bytes, find_gpu(device.name)
-    sizes = range(1, (options.target or 2**16) + 1)
+    free, gpu = device.free_bytes, find_gpu(device.name)
+    request = request.to_reach(options.target, kind, free)
+    report_of = traced(request, kind)
+    least, most = smallest(report_of), (options.target or 2**16) - request.accumulates
+    if 0 < options.target < least.batch:
+        raise ConfigError(f"TARGET={options.target}: {request.model} trains on {least.batch} samples or more")
+    sizes = range(least.batch if request.accumulates or not options.target else most, most + 1)
     largest = largest_fitting(lambda size: report_of(size).on(free), sizes)
-    report = report_of(largest or 1)
+    report = report_of(largest) if largest else least
     memory = report.on(free)
     parts = {**memory.parts, GAPS: memory.gaps_bytes, "context, margin": memory.reserve_bytes}
     of = [(size, name) for name, size in parts.items() if size > SHOWN * memory.need_bytes]
-    need = (
-        bytes_text(memory.need_bytes),
-        bytes_text(memory.usable_bytes),
-        ", ".join(f"{name} {size / 1e9:.1f}" for size, name in sorted(of)[::-1]),
-    )
+    shown = ", ".join(f"{name} {size / 1e9:.1f}" for size, name in sorted(of)[::-1])
+    need = bytes_text(memory.need_bytes), bytes_text(memory.usable_bytes), shown
     if not largest:
         return "0", "", *need, "", "", nearest(request, kind, device)
     split = split_under(options.target or largest, bound=largest)
     assert split is not None, "any number of samples can be split"
-    ragged = split.last_micro_batch < split.micro_batch
-    steps = f"{split.accumulation - ragged} x {split.micro_batch}" + f" + {split.last_micro_batch}" * ragged
-    steps *= bool(options.target)
+    if split.last_micro_batch < least.batch:
+        split = split_evenly(split.samples, bound=largest)
+    steps = str(split) * bool(options.target)
     if gpu is None:
         return str(largest), steps, *need, "", "", ""
-    time = step_time(report, request, gpu, split.accumulation)
+    time = step_time(report, request, gpu, split)
     seconds, price = (time.fastest_seconds, time.slowest_seconds), price_of(options.price or LIST, gpu)
     money = range_text(*(each * STEPS / 3600 * price.per_hour for each in seconds)) if price else ""
     return str(largest), steps, *need, range_text(*seconds), money, ""
@@ -269,18 +268,19 @@ def span(report: Report, request: Request, device: Device) -> str:
     gpu = find_gpu(device.name)
     if gpu is None:
         return ""
-    time = step_time(report, request, gpu, 1)
+    time = step_time(report, request, gpu, Split.of(report.batch, micro_batch=report.batch))
     return range_text(time.fastest_seconds, time.slowest_seconds)
 
 
-def step_time(report: Report, request: Request, gpu: Gpu, accumulation: int) -> StepTime:
-    """Return the estimated time of a step of `accumulation` micro-batches of `report`."""
+def step_time(report: Report, request: Request, gpu: Gpu, split: Split) -> StepTime:
+    """Return the estimated time of a step with `split`, by the samples and the micro-batches of `report`."""
+    whole, times = split.samples / report.batch, split.accumulation
     held = (report.parts.get(name, 0) for name in ("parameters", "gradients", "optimizer", "activations"))
     weights, gradients, state, activations = held
     work = StepWork(
-        flop=report.flop * accumulation, accumulation=accumulation, weight_bytes=weights,
-        gradient_bytes=gradients, optimizer_bytes=state, activation_bytes=activations * accumulation,
-        launches=report.launches * accumulation,
+        flop=report.flop / report.accumulation * whole, accumulation=times, weight_bytes=weights,
+        gradient_bytes=gradients, optimizer_bytes=state, activation_bytes=round(activations * whole),
+        launches=report.launches * times // report.accumulation,
     )  # fmt: skip
     return estimate_step_time(work, gpu, precision=cast(Precision, request.precision.removesuffix("-true")))
 
@@ -291,11 +291,12 @@ def traced(request: Request, kind: Kind) -> Callable[[int], Report]:
     options: dict[str, Any] = {
         "precision": request.precision,
         "expandable_segments": expandable_segments(),
+        "accumulation": 1 + request.accumulates,
         "optimizer": Adam8bit if request.eight_bit else torch.optim.AdamW,
     }
     try:
         report_of = reports(request.build, request.inputs(), device=kind, **options)
-        report_of(1)
+        smallest(report_of)
     except faults_of_values() as error:
         source, _, name = request.model.partition(":")
         todo = f"check the values in {name}" if source == "hf" else ""
@@ -312,7 +313,7 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str
         return Edit(name, lambda own: dataclasses.replace(own, **values), keeps, is_exact)
 
     def attempt(change: Change[Request]) -> tuple[Memory, Report]:
-        report = traced(change.subject, kind)(1)
+        report = smallest(traced(change.subject, kind))
         if change.devices > 1:
             parts = with_gaps(report.trace, kind, sharded(change.subject, change.devices))
             report = dataclasses.replace(report, gaps_bytes=parts.pop(GAPS, 0), parts=parts)
@@ -331,7 +332,7 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str
         shorter=lambda size: edit(f"SEQ={size}", STATE, seq=size),
         wider=lambda count: Edit(f"FSDP over {count}", lambda own: own, devices=count),
     )
-    return attempts(found, traced(request, kind)(1).on(free_bytes), attempt, peak_of=_peak_of)
+    return attempts(found, smallest(traced(request, kind)).on(free_bytes), attempt, peak_of=_peak_of)
 
 
 def _peak_of(report: Report) -> str:

@@ -36,6 +36,7 @@ MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
 _TRUE = {"bf16-true": torch.bfloat16, "fp16-true": torch.float16}
 _INTEGERS = ("ids", "labels", "mask")  # ends of the names of such inputs of Hugging Face's models
 _BEYOND = 1.1  # of the largest traced batch, to which the line through smaller ones is believed
+_ALONE = "more than 1 value per channel"  # torch's error of batch normalisation over a single value
 _NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -50,7 +51,8 @@ class Report:
     expandable: gaps are those of expandable segments.
     phases: "forward", "backward" and "update" of the last step: bytes of tensors at its peak and at its end.
     trace: each allocation and release of two steps.
-    marks: numbers of events before each phase of the last step, and at its end.
+    marks: numbers of events before each phase of the last step (of its last micro-batch), and at its end.
+    accumulation: micro-batches of a step, each of `batch` samples.
     flop, launches: of a step: FLOP of products, convolutions and attention; operators that launch a kernel.
     """
 
@@ -63,6 +65,7 @@ class Report:
     phases: Mapping[str, tuple[int, int]]
     trace: Trace
     marks: tuple[int, ...]
+    accumulation: int
     flop: int
     launches: int
 
@@ -116,6 +119,7 @@ def estimate(
     loss: Callable[[Any], Tensor] | None = None,
     device: Kind = "cuda",
     expandable_segments: bool = False,
+    accumulation: int = 1,
 ) -> Report:
     """Predict the memory of training `model` on one batch, from two steps on tensors without contents.
 
@@ -131,16 +135,11 @@ def estimate(
     loss: a function of the model's output. None: the output's `loss`, or the sum of all that has gradients.
         The output is released after it, as in the loops of Lightning and Hugging Face.
     expandable_segments: of torch's allocator on CUDA, as by PYTORCH_ALLOC_CONF=expandable_segments:True.
+    accumulation: such batches of a step. Between them gradients are kept; more than 2 need no more.
 
     Raises ConfigError for unsupported arguments, and where code depends on the values of tensors.
     """
-    if precision not in get_args(AnyPrecision):
-        known = ", ".join(get_args(AnyPrecision))
-        raise ConfigError(f"precision={precision!r} is not predicted for", todo=f"use one of {known}")
-    for name, value in {"model": model, "optimizer": optimizer, "loss": loss or _loss_of}.items():
-        if not callable(value):
-            todo = "optimizer=torch.optim.AdamW, and loss=lambda output: ..., are such"
-            raise ConfigError(f"{name}={value!r} is not a function", todo=todo)
+    _check(precision, accumulation, {"model": model, "optimizer": optimizer, "loss": loss or _loss_of})
     specs, dtype = _specs_of(inputs), _TRUE.get(precision)
     live = LiveBytes(granularity=1 if device == "cpu" else CUDA_GRANULARITY)
     with _simulation(device):
@@ -156,15 +155,28 @@ def estimate(
             updates = _optimizer_of(twin, optimizer, device=device)
             autocast_to: Precision = "fp32" if dtype else cast(Precision, precision)
             marks, value_of = list[int](), loss or _loss_of
+            step = functools.partial(training_step, lambda: value_of(_called(twin, batch)), updates, live)
             for _ in range(STEPS):
-                marks = training_step(lambda: value_of(_called(twin, batch)), updates, live, autocast_to)
+                marks = step(autocast_to, accumulation)
     report = Report(
         device=device, batch=_samples(specs), parts={}, gaps_bytes=0, phases={}, trace=live.trace(),
         compiled=any(hasattr(module, "_orig_mod") for module in made.modules()),
         expandable=expandable_segments and device == "cuda", marks=tuple(marks),
-        flop=live.flop // STEPS, launches=live.launches // STEPS,
+        accumulation=accumulation, flop=live.flop // STEPS, launches=live.launches // STEPS,
     )  # fmt: skip
     return _filled(report)
+
+
+def _check(precision: str, accumulation: int, functions: Mapping[str, Any]) -> None:
+    if precision not in get_args(AnyPrecision):
+        known = ", ".join(get_args(AnyPrecision))
+        raise ConfigError(f"precision={precision!r} is not predicted for", todo=f"use one of {known}")
+    if accumulation < 1:
+        raise ConfigError(f"accumulation={accumulation} trains nothing", todo="use 1 or more")
+    for name, value in functions.items():
+        if not callable(value):
+            todo = "optimizer=torch.optim.AdamW, and loss=lambda output: ..., are such"
+            raise ConfigError(f"{name}={value!r} is not a function", todo=todo)
 
 
 def _filled(report: Report) -> Report:
@@ -202,7 +214,18 @@ def largest_batch(model: Model, inputs: Any, *, gpu: str, limit: int = 2**20, **
         reports(model, inputs, device=machine.kind, **options),
         machine.devices[0].free_bytes,
     )
-    return largest_fitting(lambda samples: report_of(samples).on(free_bytes), range(1, limit + 1))
+    sizes = range(smallest(report_of).batch, limit + 1)
+    return largest_fitting(lambda samples: report_of(samples).on(free_bytes), sizes)
+
+
+def smallest(report_of: Callable[[int], Report]) -> Report:
+    """Return the report of one sample, or of two where batch normalisation cannot be trained on one."""
+    try:
+        return report_of(1)
+    except ValueError as error:
+        if _ALONE not in str(error):
+            raise
+        return report_of(2)
 
 
 def reports(model: Model, inputs: Any, *, device: Kind, **options: Any) -> Callable[[int], Report]:

@@ -232,6 +232,10 @@ class Split:
         """Samples per device and optimizer step."""
         return self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
 
+    def __str__(self) -> str:
+        ragged = self.last_micro_batch < self.micro_batch
+        return f"{self.accumulation - ragged} x {self.micro_batch}" + f" + {self.last_micro_batch}" * ragged
+
     def most_of(self, devices: int) -> int:
         """Return the samples of the fullest of `devices` that divide each micro-batch."""
         full, last = -(-self.micro_batch // devices), -(-self.last_micro_batch // devices)

@@ -372,7 +372,6 @@ def _sizes(
     target = context.config.target if target is None else target
     effective = target if effective is None else effective
     ragged = split.last_micro_batch < split.micro_batch
-    sizes = f"{split.accumulation - ragged} x {split.micro_batch}" + f" + {split.last_micro_batch}" * ragged
     if ragged:  # the prediction raises where training fails with this size
         context.memory(split.last_micro_batch, accumulates=True)
     memory = context.memory(split.micro_batch, accumulates=split.accumulation > 1)
@@ -386,7 +385,7 @@ def _sizes(
     shares = rank_shares(effective, world=context.replicas, unit=context.unit)
     reasons = {
         "micro_batch": why,
-        "accumulation": f"{at_most}{sizes} = {split.samples} samples per device and optimizer step",
+        "accumulation": f"{at_most}{split} = {split.samples} samples per device and optimizer step",
         "last_micro_batch": last,
         "effective_batch": why_effective(
             context.config, shares, rows=rows, noun=context.replica_noun, target=target

@@ -315,6 +315,9 @@ def test_a_report_by_arithmetic() -> None:
     assert report.need_bytes == report.peak_bytes + report.gaps_bytes + report.context_bytes
     assert report.batch == 512 and not report.compiled
     plain = estimate(model, (512, 256), optimizer=lambda weights: torch.optim.SGD(weights, 0.1)).phases
+    twice = estimate(model, (512, 256), optimizer=lambda each: torch.optim.SGD(each, 0.1), accumulation=2)
+    assert twice.phases["forward"][0] == plain["forward"][0] + weight, "the gradient is kept"
+    assert (twice.accumulation, twice.flop, twice.batch) == (2, 2 * report.flop, 512)
     assert plain["update"] == (plain["backward"][1], plain["backward"][1] - weight), "in place"
     assert re.search(r"^need +\d\.\d\d GB$", str(report), re.M) and "peaks: forward 1.6 MB" in str(report)
 

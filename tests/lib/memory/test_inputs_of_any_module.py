@@ -70,6 +70,7 @@ def test_inputs_are_shapes_types_or_tensors_by_name_or_position() -> None:
             {},
             "no weight of the model is trained; set requires_grad",
         ),
+        (nn.Linear(2, 2), (1, 2), {"accumulation": 0}, "accumulation=0 trains nothing; use 1 or more"),
         (nn.LazyLinear(2), (1, 2), {}, "the shape of weight is left open; run a batch through"),
     ],
 )
@@ -117,6 +118,17 @@ def test_only_first_dimensions_of_the_size_of_the_batch_are_changed() -> None:
     batch = [(5, 8), (7, 8), ((5, 2), torch.int64)]
     assert largest_batch(Looks(8, 1), batch, gpu="rtx3090", limit=2) == 2
     assert seen == {(1, 7, 1), (2, 7, 2)}
+
+
+def test_batch_normalisation_over_single_values_begins_with_two_samples() -> None:
+    norm = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    assert [largest_batch(norm, (5, 8), gpu="rtx3090", limit=limit) for limit in (7, 2, 1)] == [7, 2, 0]
+
+    def unlike(_: Any) -> Tensor:
+        raise ValueError("another one")
+
+    with pytest.raises(ValueError, match="another one"):
+        largest_batch(norm, (5, 8), gpu="rtx3090", loss=unlike, limit=7)
 
 
 def test_unknown_machines_and_a_machine_without_gpu() -> None:
