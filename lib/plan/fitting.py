@@ -232,6 +232,10 @@ class Split:
         """Samples per device and optimizer step."""
         return self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
 
+    def rows(self, *, padded: bool) -> int:
+        """Return the rows of all micro-batches. padded: the last one is as large as the others."""
+        return self.micro_batch * self.accumulation if padded else self.samples
+
     def __str__(self) -> str:
         ragged = self.last_micro_batch < self.micro_batch
         return f"{self.accumulation - ragged} x {self.micro_batch}" + f" + {self.last_micro_batch}" * ragged

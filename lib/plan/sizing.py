@@ -381,7 +381,7 @@ def _sizes(
     elif context.why_one_shape and effective < split.samples * context.replicas:
         last = f"all are of one size; smaller shares are padded to it for {context.why_one_shape}"
     at_most = "at most " * (effective != split.samples * context.replicas)
-    rows = split.micro_batch * split.accumulation if context.why_one_shape else split.samples
+    rows = split.rows(padded=bool(context.why_one_shape))
     shares = rank_shares(effective, world=context.replicas, unit=context.unit)
     reasons = {
         "micro_batch": why,

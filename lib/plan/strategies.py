@@ -278,7 +278,9 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
         weight_bytes=ELEMENT_BYTES * whole.parameters,
         gradient_bytes=ELEMENT_BYTES * whole.gradients,
         optimizer_bytes=memory.parts.get("optimizer", 0),
-        activation_bytes=memory.parts.get("activations", 0) * split.accumulation,
+        activation_bytes=memory.parts.get("activations", 0)
+        * split.rows(padded=bool(context.why_one_shape))
+        // split.micro_batch,
         launches=launches,
         copied_bytes=copied,
     )
@@ -320,10 +322,11 @@ def _work(candidate: Candidate) -> tuple[float, int, int]:
     step = replace(context.step, micro_batch=split.micro_batch, accumulates=split.accumulation > 1)
     traced = context.predict(step) if context.predict else {}
     flop, each, update, copied = (traced.get(name, 0) for name in WORK)
-    launches, copies = split.accumulation * each + update, split.accumulation * copied
+    rows = split.rows(padded=bool(context.why_one_shape))
+    launches, copies = split.accumulation * each + update, copied * rows // split.micro_batch
     if not flop or facts.branches is not None:  # traced with the frozen models
         return (facts.flop_per_sample or 0) * split.samples, launches, copies
-    return split.accumulation * flop, launches, copies
+    return flop * rows // split.micro_batch, launches, copies
 
 
 def _best(possible: Sequence[Candidate]) -> Candidate:

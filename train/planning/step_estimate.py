@@ -19,9 +19,14 @@ def gpu_of_hardware(hardware: Hardware) -> Gpu | None:
     return None if hardware.kind == "cpu" else find_gpu(hardware.devices[0].name)
 
 
+def rows_of(plan: Plan) -> int:
+    """Return the rows of the micro-batches of the first device, padding included."""
+    return sum(plan.micro_batches_of(0)[0])
+
+
 def step_flop_of(plan: Plan, found: MemoryTrace, facts: ModelFacts) -> int:
     """Return the FLOP of one device in a step of `plan`, of which at most two micro-batches were traced."""
-    flop = found.step_flop * plan.accumulation // (2 if plan.accumulation > 1 else 1)
+    flop = found.step_flop * rows_of(plan) // (plan.micro_batch * (2 if plan.accumulation > 1 else 1))
     if plan.strategy == "pipeline":
         flop = round(flop * max(stage.work for stage in stages_of(facts, plan.layout)))
     return flop
@@ -41,10 +46,12 @@ def step_time_of(
     if gpu is None or links is None:
         return None
     parts = found.trace.at_peak()
-    frozen_bytes, copied_bytes = parts.get("frozen models", 0), found.copied_bytes
+    # Work is in proportion to rows: the last micro-batch may have fewer.
+    rows, frozen_bytes = rows_of(plan), parts.get("frozen models", 0)
+    copied_bytes = found.copied_bytes * rows // plan.micro_batch
     if plan.strategy == "sequential":  # both are copied and read, but only one of them is there at the peak
         frozen_bytes = sum(branch.weight_bytes(plan.precision) for branch in data.facts.branches or ())
-        copied_bytes += frozen_bytes
+        copied_bytes += frozen_bytes * plan.accumulation
     pipeline = plan.strategy == "pipeline"
     work = StepWork(
         flop=step_flop_of(plan, found, data.facts),
@@ -52,10 +59,10 @@ def step_time_of(
         weight_bytes=parts.get("parameters", 0),
         gradient_bytes=parts.get("parameters", 0),
         optimizer_bytes=parts.get("optimizer", 0),
-        activation_bytes=parts.get("activations", 0) * plan.accumulation,
+        activation_bytes=parts.get("activations", 0) * rows // plan.micro_batch,
         frozen_bytes=frozen_bytes,
         launches=found.launches.of_step(plan.accumulation),
-        copied_bytes=copied_bytes * plan.accumulation,
+        copied_bytes=copied_bytes,
     )
     if pipeline:
         work = replace(slowest_stage(work, data.facts, plan.layout), flop=work.flop)

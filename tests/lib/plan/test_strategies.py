@@ -261,19 +261,23 @@ def test_what_is_impossible_for_one_reason_has_one_row() -> None:
         assert sum(len(each.layout.strategy) > 0 for each in found) == sum(line[:2] == "  " for line in lines)
 
 
-def test_an_estimate_moves_what_every_micro_batch_keeps() -> None:
+@pytest.mark.parametrize("target", [64, 67])
+def test_an_estimate_moves_what_every_micro_batch_keeps(target: int) -> None:
     facts = dataclasses.replace(facts_of(1.2e8), flop_per_sample=1.0)
     elements = 10_000 + 120_000_000
     predict = adam(facts, per_sample=1000 * MB)
-    (one,) = compare_strategies(config_of(precision="bf16"), parse_gpu("a100-40g"), facts, predict=predict)
+    eager = {"compile": "manual", "compile_model": False}  # compiled, the last one is padded
+    config = config_of(precision="bf16", target_effective_batch=target, **eager)
+    (one,) = compare_strategies(config, parse_gpu("a100-40g"), facts, predict=predict)
     assert one.split is not None and one.seconds is not None and one.split.accumulation > 1
+    assert (one.split.last_micro_batch == one.split.micro_batch) == (target == 64)
     work = StepWork(
-        flop=64.0,
+        flop=target,
         accumulation=one.split.accumulation,
         weight_bytes=4 * elements,
         gradient_bytes=4 * elements,
         optimizer_bytes=8 * elements,
-        activation_bytes=64 * 1000 * MB,
+        activation_bytes=target * 1000 * MB,
     )
     expected = estimate_step_time(work, gpu_of("a100-40g"), precision="bf16")
     assert one.seconds == pytest.approx((expected.fastest_seconds, expected.slowest_seconds))
