@@ -1,23 +1,26 @@
-"""Atomic file writes: after a kill or power cut a reader finds the old or the new version, whole.
+"""Atomic file writes: after a kill or power cut a reader finds the old or the new version, whole. Locks.
 
-All functions but `save` raise OSError, with the name of the file, which is then the old version, or the new
-one if only making it durable failed.
+All functions but `save` and `try_lock` raise OSError, with the name of the file, which is then the old
+version, or the new one if only making it durable failed.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lib.errors import ConfigError, os_errors
+from lib.errors import ConfigError, os_error, os_errors
 
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # to open them anew would empty a file that they lead to
+_PAUSE_SECONDS = 0.02  # between tries of a lock
 
 
 @contextmanager
@@ -164,3 +167,22 @@ class HashingFile:
     def sha256(self) -> str:
         """Return the SHA-256 of what was written."""
         return self._digest.hexdigest()
+
+
+def try_lock(file: Path, *, tries: int) -> int | None:
+    """Return a descriptor that holds the lock `file`; None where another one does. Raises ToolkitError."""
+    descriptor: int | None = None
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if descriptor is not None:
+            os.close(descriptor)
+        if error.errno != errno.EWOULDBLOCK:
+            error.filename = str(file)
+            raise os_error("lock", error) from error
+        if tries <= 1:
+            return None
+        time.sleep(_PAUSE_SECONDS)
+        return try_lock(file, tries=tries - 1)
+    return descriptor

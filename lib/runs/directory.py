@@ -19,7 +19,7 @@ has all its files. Times are taken from names, never from the file system.
 from __future__ import annotations
 
 import errno
-import fcntl
+import functools
 import itertools
 import json
 import math
@@ -27,6 +27,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -50,6 +51,7 @@ _TAG = re.compile(r"[\w.+:/][\w.+:/-]*")
 _NAME = re.compile(r"(?P<time>\d{8}T\d{6}Z)-(?P<identity>[0-9a-f]{8})(?:-(?P<ordinal>\d+))?")
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 _LISTED = 10
+_TRIES = 10  # of a lock, in 0.2 s: `in_use` of a process that only reads holds a free one for a moment
 
 
 def checkpoint_name(step: int) -> str:
@@ -170,7 +172,7 @@ class RunDir:
                 log(f"{path} is not resumed: its file config is missing. Restore it, or remove the directory")
         same = [run for run in _runs(runs / model) if is_same(run)]
         for run in sorted(same, key=age, reverse=True):
-            if not run._try_lock():
+            if not run._try_lock(tries=_TRIES):
                 log(f"{run.path} has the same configuration and is in use by process {run.status().pid}")
             elif run.status().state != "done":
                 return run
@@ -234,12 +236,9 @@ class RunDir:
     def lock(self) -> None:
         """Lock the run for this process. Raises ToolkitError if another one holds the lock."""
         status = self.status()
-        if not self._try_lock():
-            raise ToolkitError(
-                f"{self.path} is in use",
-                why=f"process {status.pid} on {status.host or 'this machine'} trains in it",
-                todo="wait for it or stop it",
-            )
+        if not self._try_lock(tries=_TRIES):
+            why = f"process {status.pid} on {status.host or 'this machine'} trains in it"
+            raise ToolkitError(f"{self.path} is in use", why=why, todo="wait for it or stop it")
 
     def release(self) -> None:
         """Release the lock before this process ends."""
@@ -287,21 +286,10 @@ class RunDir:
         with os_errors("write"):
             atomic.write_text(self.path / file_name, text)
 
-    def _try_lock(self) -> bool:
+    def _try_lock(self, *, tries: int = 1) -> bool:
         assert self._lock is None, "locked already"
-        descriptor: int | None = None
-        try:
-            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if descriptor is not None:
-                os.close(descriptor)
-            if error.errno == errno.EWOULDBLOCK:
-                return False
-            error.filename = str(self.path / LOCK)
-            raise os_error("lock", error) from error
-        self._lock = descriptor
-        return True
+        self._lock = atomic.try_lock(self.path / LOCK, tries=tries)
+        return self._lock is not None
 
 
 def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunDir:
@@ -313,7 +301,8 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
     if name and (Path(name) / "config").is_file():
         found, wanted = [RunDir(Path(name))], ""
     else:
-        found = sorted((run for model in _entries(runs) for run in _runs(model)), key=age, reverse=True)
+        every = (run for model in _entries(runs) for run in _runs(model, optional=True))
+        found = sorted(every, key=age, reverse=True)
         wanted = name.rstrip("/") or name
     missing = f"the directory {name} has no file called config" if name and Path(name).is_dir() else ""
     if not found:
@@ -341,15 +330,31 @@ def _matching(runs: list[RunDir], wanted: str) -> list[RunDir]:
     return exact or [run for run, own in names if any(name.startswith(wanted) for name in own)]
 
 
-def _runs(model: Path) -> list[RunDir]:
+def _runs(model: Path, *, optional: bool = False) -> list[RunDir]:
     """Return the complete runs of one model. Runs that a user renamed can only be named by path."""
-    found = (RunDir(path) for path in _entries(model) if _NAME.fullmatch(path.name))
+    found = (RunDir(path) for path in _entries(model, optional=optional) if _NAME.fullmatch(path.name))
     return [run for run in found if run.config.is_file()]
 
 
-def _entries(directory: Path) -> list[Path]:
+def _entries(directory: Path, *, optional: bool = False) -> list[Path]:
+    """Return what is in a directory, sorted; nothing where there is none. Raises ToolkitError.
+
+    optional: one that may not be listed is left out, with a note.
+    """
     with os_errors("list"):
-        return sorted(directory.iterdir()) if directory.is_dir() else []
+        try:
+            return sorted(directory.iterdir()) if directory.is_dir() else []
+        except PermissionError:
+            if not optional:
+                raise
+            note_unreadable(str(directory))
+            return []
+
+
+@functools.cache  # once in a process: make watch looks again and again
+def note_unreadable(directory: str) -> None:
+    """Print that a directory may not be listed."""
+    print(f"note: {directory} is left out: permission denied", file=sys.stderr)
 
 
 def age(run: RunDir) -> tuple[str, int, int]:
@@ -379,15 +384,8 @@ def _now() -> datetime:
 
 
 def _status_text(state: State, step: int, reason: str, facts: Mapping[str, Any]) -> str:
-    status = Status(
-        state=state,
-        reason=reason,
-        step=step,
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        time=f"{_now():%Y-%m-%dT%H:%M:%SZ}",
-        facts=facts,
-    )
+    now, pid, host = f"{_now():%Y-%m-%dT%H:%M:%SZ}", os.getpid(), socket.gethostname()
+    status = Status(state=state, reason=reason, step=step, pid=pid, host=host, time=now, facts=facts)
     return _text(asdict(status))
 
 

@@ -9,12 +9,15 @@ options are stored as differences from the first run of the same model, since 10
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import json
 import operator
 import os
 import re
+import stat
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,7 +26,7 @@ from typing import Any, TypeVar
 
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError, meant
-from lib.runs.directory import LOCK, METRICS, STATUS, RunDir, Status, is_run_name
+from lib.runs.directory import LOCK, METRICS, STATUS, RunDir, Status, is_run_name, note_unreadable
 from lib.runs.metrics import higher_is_better, parse_row, preferred
 
 T = TypeVar("T")
@@ -118,20 +121,37 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def run_names(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the relative paths of the run directories below `folder` with their modification times in ns."""
-    pending = [""]
+    """Yield the relative paths of the run directories below `folder` with their modification times in ns.
+
+    Links to directories are followed, and what they lead to is found once. A directory below `folder` that
+    may not be listed is left out, with a note.
+    """
+    pending, seen = deque([""]), set[tuple[int, int]]()
     while pending:
-        place = pending.pop()
+        name = pending.pop()
         try:
-            children = [entry for entry in os.scandir(folder / place) if entry.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:
+            found = os.stat(folder / name)  # noqa: PTH116 - for 10,000 runs
+            if not stat.S_ISDIR(found.st_mode) or (found.st_dev, found.st_ino) in seen:
+                continue
+            seen.add((found.st_dev, found.st_ino))
+            if is_run_name(name.rpartition("/")[2]):
+                yield name, found.st_mtime_ns
+                continue
+            children = [*os.scandir(folder / name)]
+        except FileNotFoundError:  # removed meanwhile, or a link that leads nowhere
+            continue
+        except OSError as error:
+            if not name or error.errno not in (errno.EACCES, errno.EPERM, errno.ELOOP):
+                raise
+            note_unreadable(f"{folder / name}")
             continue
         for entry in children:
-            name = f"{place}{entry.name}"
-            if is_run_name(entry.name):
-                yield name, entry.stat(follow_symlinks=False).st_mtime_ns
-            elif name.count("/") < _DEPTH and not entry.name.startswith("."):
-                pending.append(f"{name}/")
+            path = f"{name}/{entry.name}".lstrip("/")
+            if is_run_name(entry.name) or (path.count("/") < _DEPTH and not entry.name.startswith(".")):
+                if entry.is_symlink():
+                    pending.appendleft(path)  # last, so that a run is called by its own place
+                elif entry.is_dir(follow_symlinks=False):
+                    pending.append(path)
 
 
 def read_row(run: RunDir, name: str) -> Row:
@@ -334,8 +354,14 @@ def sort(rows: Sequence[Row], key: str) -> list[Row]:
     """
     name = key.removeprefix("-")
     check_key("SORT", name, rows)
-    known = [(row.value(name), row) for row in rows if row.value(name) is not None]
-    is_text = any(not isinstance(value, int | float) for value, _ in known)
-    reverse = (not is_text and higher_is_better(name)) != key.startswith("-")
-    known.sort(key=lambda each: str(each[0]) if is_text else each[0], reverse=reverse)
-    return [*(row for _, row in known), *(row for row in rows if row.value(name) is None)]
+    known = [row for row in rows if row.value(name) is not None]
+    is_text = any(not isinstance(row.value(name), int | float) for row in known)
+
+    def rank(row: Row) -> Any:
+        value = row.value(name)
+        if is_text:
+            return str(value)
+        return value if higher_is_better(row.metric if name == "best" else name) else -value
+
+    known.sort(key=rank, reverse=is_text == key.startswith("-"))
+    return [*known, *(row for row in rows if row.value(name) is None)]

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.runs import directory
 from lib.runs.directory import RunDir, checkpoint_name, resolve_run
@@ -240,6 +242,34 @@ def test_a_killed_process_leaves_its_run_free(tmp_path: Path) -> None:
     assert find(tmp_path) == run.name
     run.lock()
     run.release()
+
+
+def test_a_run_that_a_reader_looks_at_for_a_moment_is_not_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create(tmp_path)
+    run.release()
+    busy = 0
+
+    def flock(descriptor: int, how: int, original: Any = fcntl.flock) -> None:
+        nonlocal busy
+        busy -= 1
+        if busy >= 0:
+            raise BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable")
+        original(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(atomic.time, "sleep", lambda _: None)
+    busy = 9
+    assert find(tmp_path) == run.name
+    busy = 9
+    run.lock()
+    run.release()
+    busy = 99
+    assert run.in_use and busy == 98, "which readers find out at once"
+    assert find(tmp_path) is None
+    with pytest.raises(ToolkitError, match="is in use"):
+        run.lock()
 
 
 # RUN=

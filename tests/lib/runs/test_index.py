@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lib.errors import ConfigError
+from lib.errors import ConfigError, ToolkitError
 from lib.runs import index
-from lib.runs.directory import RunDir
+from lib.runs.directory import RunDir, resolve_run
 from lib.runs.index import Row, read_runs, select, sort
 from lib.units import aligned
 from scripts.runs import columns
@@ -167,6 +168,42 @@ def test_runs_of_sweeps_are_found_and_leftovers_are_not(tmp_path: Path) -> None:
     assert [row.run.split("/")[:3] for row in read_runs(tmp_path)] == [["sweeps", "lr", "0123abcd"]]
 
 
+def test_links_to_directories_are_followed_and_each_run_is_found_once(tmp_path: Path) -> None:
+    runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    run, other = make_run(runs, 1), make_run(elsewhere, 2, model="gpt2")
+    (runs / "gpt2").symlink_to(elsewhere / "gpt2")
+    (runs / "a").symlink_to(runs / "lenet5")  # the name comes first, and the run has a place of its own
+    (runs / "lenet5" / "loop").symlink_to(runs)
+    (runs / "itself").symlink_to(runs / "itself")
+    (runs / "gone").symlink_to(tmp_path / "gone")
+    (runs / "file").symlink_to(run.metrics)
+    assert sorted(row.run for row in read_runs(runs)) == [f"gpt2/{other.name}", f"lenet5/{run.name}"]
+
+
+def test_a_folder_that_may_not_be_listed_is_left_out_with_one_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, scandir, iterdir = make_run(tmp_path, 1), os.scandir, Path.iterdir
+    (tmp_path / "lost+found").mkdir()
+
+    def refuse(path: Path) -> None:
+        if Path(path).name in refused:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", lambda path: refuse(path) or scandir(path))
+    monkeypatch.setattr(Path, "iterdir", lambda path: refuse(path) or iterdir(path))
+    refused = {"lost+found"}
+    for _ in range(2):
+        assert [row.run for row in read_runs(tmp_path)] == [f"lenet5/{run.name}"]
+        assert resolve_run(tmp_path).name == run.name
+    assert capsys.readouterr().err == f"note: {tmp_path / 'lost+found'} is left out: permission denied\n"
+    refused = {tmp_path.name}
+    with pytest.raises(PermissionError):
+        read_runs(tmp_path)
+    with pytest.raises(ToolkitError, match="cannot list"):
+        resolve_run(tmp_path)
+
+
 def test_no_folder_is_no_run(tmp_path: Path) -> None:
     assert read_runs(tmp_path / "none") == []
 
@@ -231,6 +268,17 @@ def test_a_condition_that_can_select_nothing_is_refused(rows: list[Row], where: 
 def test_orders(rows: list[Row], key: str, numbers: str) -> None:
     by_identity = sorted(rows, key=lambda row: row.identity)
     assert "".join(row.identity[-1] for row in sort(by_identity, key)) == numbers
+
+
+def test_the_best_value_of_a_loss_is_the_smallest(tmp_path: Path) -> None:
+    for number in range(4):
+        make_run(tmp_path, number, BEST_METRIC="loss" if number < 3 else "accuracy")
+    rows = sorted(read_runs(tmp_path), key=lambda row: row.identity)
+    bests = (0.3, 0.1, 0.2, 0.9)
+    by_identity = [dataclasses.replace(row, best=best) for row, best in zip(rows, bests, strict=True)]
+    assert [row.best for row in sort(by_identity[:3], "best")] == [0.1, 0.2, 0.3]
+    assert [row.best for row in sort(by_identity[:3], "-best")] == [0.3, 0.2, 0.1]
+    assert [row.best for row in sort(by_identity, "best")] == [0.9, 0.1, 0.2, 0.3], "metrics apart"
 
 
 def test_tags_are_words(tmp_path: Path) -> None:
