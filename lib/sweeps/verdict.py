@@ -130,7 +130,7 @@ def _t_test(differences: Values) -> Values:
     mean, sd = differences.mean(axis=1), differences.std(axis=1, ddof=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(mean == 0, 0.0, mean / (sd / math.sqrt(pairs)))
-    return 1 - _central_probability(t, pairs - 1)
+    return np.maximum(0.0, 1 - _central_probability(t, pairs - 1))  # rounding may exceed a probability of 1
 
 
 def _sign_flip_test(differences: Values) -> Values:

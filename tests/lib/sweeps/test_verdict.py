@@ -47,6 +47,12 @@ def test_the_t_test_is_that_of_the_textbook() -> None:
     assert p == pytest.approx(0.00283, abs=1e-5)
 
 
+def test_no_p_value_is_below_0() -> None:
+    means = np.geomspace(1, 1e3, 5000)[:, None]
+    for pairs in (9, 13, 40):  # where a probability was rounded to more than 1
+        assert p_values(means + np.linspace(-1, 1, pairs)).min() == 0, pairs
+
+
 @pytest.mark.parametrize(
     ("differences", "higher", "word"),
     [
