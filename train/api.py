@@ -105,11 +105,14 @@ def configure(base: str | Path, **options: bool | int | float | str) -> Configur
     """Resolve `base` with `options` such as NUM_EPOCHS=3 on top; writes nothing.
 
     base: NAME or NAME+FRAGMENT as in make defconfig-NAME, or a file: a Path, or a text with a slash.
-    Raises ConfigError for an option that does not exist or has no effect.
+    What make notes, such as a value of `base` that has no effect any more, is a warning. Raises ConfigError
+    for an option that does not exist, has no effect, or is given twice.
     """
     from lib.kconf.diagnostics import in_notation
-    from lib.sweeps.runner import compose_text
+    from lib.sweeps.runner import compose_text, placed
 
+    if twice := [name for name in options if f"CONFIG_{name}" in options]:
+        raise ConfigError(f"{twice[0]} is given twice", why=f"also as CONFIG_{twice[0]}")
     _check_places(options)
     words = {True: "y", False: "n"}
     given = {
@@ -126,6 +129,9 @@ def configure(base: str | Path, **options: bool | int | float | str) -> Configur
         found = [one.removeprefix("command line: ") for one in error.findings or [str(error)]]
         lines = [in_notation(one, equals="=", yes="True", no="False") for one in found]
         raise ConfigError("; ".join(lines), findings=lines if error.findings else ()) from error
+    for notice in resolved.notices:
+        text = in_notation(placed(notice, str(base)), equals="=", yes="True", no="False")
+        warnings.warn(text, stacklevel=2)
     return Configuration(resolved.values, resolved.text)
 
 

@@ -31,6 +31,7 @@ from lib.units import counted
 
 RESULT = "result.json"
 ALL_DEFAULTS = "alldefconfig"
+_NO_PLACE = re.compile(r"^(command line|the configuration:\d+): ")
 Log: TypeAlias = Callable[[str], None]
 
 
@@ -78,7 +79,10 @@ class Result:
 
 
 def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
-    """Resolve all runs before any is trained. Raises ConfigError where one cannot be configured."""
+    """Resolve all runs before any is trained, and print their notices.
+
+    Raises ConfigError where one cannot be configured.
+    """
     from lib.kconf.diagnostics import in_notation
 
     try:
@@ -110,7 +114,21 @@ def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
                 [_with_points(text, numbers, count) for text, numbers in findings.items()], "faults"
             ),
         )
+    for notice in dict.fromkeys(notice for run in runs.values() for notice in run.resolved.notices):
+        _report(in_notation(placed(notice, experiment.name), equals=": ", yes="true", no="false"))
     return list(runs.values())
+
+
+@functools.cache  # once, though a search resolves its points one by one
+def _report(notice: str) -> None:
+    from lib.kconf.project import report_notices
+
+    report_notices([notice])
+
+
+def placed(notice: str, place: str) -> str:
+    """Return a notice on a configuration of `compose_text` or on overrides with a `place` of the user's."""
+    return _NO_PLACE.sub(f"{place}: ", notice)
 
 
 def _resolved(experiment: Experiment, settings: Setting, base: str, root: Path) -> kconf.Resolved:

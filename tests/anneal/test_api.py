@@ -169,6 +169,20 @@ def test_configure_is_strict_and_writes_nothing(tmp_path: Path) -> None:
             call("lenet5")  # type: ignore[operator]
 
 
+def test_a_value_that_loses_its_effect_is_a_warning_and_a_name_given_twice_is_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "mine").write_text(
+        'CONFIG_MODEL_LENET5=y\nCONFIG_OPTIMIZER_SGD=y\nCONFIG_MOMENTUM="0.5"\n'
+    )
+    with pytest.warns(UserWarning) as caught:
+        assert anneal.configure(file, OPTIMIZER_ADAMW=True).values["MOMENTUM"] is None
+    lost, followed = (str(one.message) for one in caught)
+    assert lost.startswith(f"{file}:3: MOMENTUM=0.5 has no effect") and "(now OPTIMIZER_ADAMW=True)" in lost
+    assert followed.startswith(f"{file}: defaults that follow: LEARNING_RATE 0.1 -> 0.001, ")
+    assert all(one.filename == __file__ for one in caught)
+    with pytest.raises(anneal.ConfigError, match="SEED is given twice: also as CONFIG_SEED"):
+        anneal.configure("lenet5", SEED=1, CONFIG_SEED=2)
+
+
 @pytest.mark.slow
 def test_a_loop_runs_and_signal_handlers_stay(tmp_path: Path) -> None:
     """As in a notebook; and the plan is the one of make plan."""

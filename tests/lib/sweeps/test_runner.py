@@ -63,6 +63,17 @@ def test_a_value_is_refused_in_the_words_of_the_file(tmp_path: Path, text: str, 
     assert finding.startswith(f"{tmp_path / 'study.yaml'}:{told}") and "CONFIG_" not in finding
 
 
+def test_a_value_that_loses_its_effect_is_noted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "study.yaml").write_text("config: vit-tiny-scenes\nset: {AUGMENT_NONE: true}\nseeds: 2\n")
+    runner._report.cache_clear()
+    for _ in range(2):
+        resolved_runs(read_experiment(tmp_path / "study.yaml"), root=ROOT)
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: study: AUGMENT_PAD: 2 has no effect: ") and "AUGMENT_NONE: true" in note
+
+
 def test_an_unknown_configuration_has_its_place(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"study\.yaml:2: there is no configuration called 'lenet'; did you"
