@@ -8,6 +8,7 @@ from functools import partial
 from lib import kconf
 from lib.config import config_from_values
 from lib.errors import ConfigError, run_main
+from lib.runs.metrics import WHATEVER_TOKENS
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
 from lib.sweeps.paired_comparison import Comparison, parse_looks
 from lib.sweeps.runner import Run, compose_text
@@ -29,17 +30,18 @@ def main() -> int:
             f"there is no {missing}", todo="name both, as in make ab A=lenet5+fp32 B=lenet5+bf16"
         )
     out, first = (options.out or options.runs / "ab").absolute(), options.first_seed or 1
-    pairs = make_pairs(options.a, options.b, range(first, first + options.seeds[-1]))
+    seeds = range(first, first + options.seeds[-1])
+    pairs = make_pairs(options.a, options.b, seeds, options.metric)
     concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))
     Comparison(pairs, out, options.runs, ROOT, concurrency, log).judge(options.seeds, options.metric)
     return 0
 
 
-def make_pairs(a: str, b: str, seeds: Sequence[int]) -> list[tuple[Run, Run]]:
+def make_pairs(a: str, b: str, seeds: Sequence[int], metric: str = "") -> list[tuple[Run, Run]]:
     """Resolve both configurations with each seed.
 
     Raises ConfigError where one cannot be configured, where the two train the same, and where they are
-    evaluated on different data sets.
+    evaluated on different data: data set, HOLDOUT, or tokens of a language model if `metric` is of tokens.
     """
     texts = [compose_text(ROOT, spec) for spec in (a, b)]
 
@@ -52,10 +54,20 @@ def make_pairs(a: str, b: str, seeds: Sequence[int]) -> list[tuple[Run, Run]]:
     if (same := pairs[0][0].identity) == pairs[0][1].identity:
         todo = "what differs between them changes no number of a training run"
         raise ConfigError(f"A={a} and B={b} are the same run", why=f"both are {same}", todo=todo)
-    datasets = [config_from_values(run.resolved.values).dataset for run in pairs[0]]
-    if datasets[0] != datasets[1]:
-        why = f"A={a} is evaluated on {datasets[0]}, and B={b} on {datasets[1]}"
-        raise ConfigError("results on different data cannot be compared", why=why, todo="name one data set")
+    values = [run.resolved.values for run in pairs[0]]
+    names, todo = ["DATASET", "HOLDOUT"], "give both the same"
+    is_lm = values[0]["MODEL_DATA_TEXT"] and not (
+        values[0]["DATASET_LABELS_TEXTS"] or values[0]["DATASET_HAS_TAGS"]
+    )
+    if is_lm and metric not in WHATEVER_TOKENS:
+        names += ["TOKENIZER", "TOKENIZER_DIR"]
+    for name in names:
+        if (one := values[0][name]) != (other := values[1][name]):
+            key = "" if name == "DATASET" else f"CONFIG_{name}="
+            why = f"A={a} is evaluated on {key}{one}, and B={b} on {key}{other}"
+            if name.startswith("TOKENIZER"):
+                todo += f", or METRIC={' or '.join(WHATEVER_TOKENS)} if both report it"
+            raise ConfigError("results on different data cannot be compared", why=why, todo=todo)
     return pairs
 
 

@@ -20,7 +20,7 @@ from lib.sweeps.experiment import Experiment, Range, read_experiment
 from lib.sweeps.experiment_writer import as_yaml
 from lib.sweeps.optuna_search import run_search
 from lib.sweeps.paired_comparison import Comparison, parse_looks
-from lib.sweeps.result_table import best_of, main_effects, objective, table
+from lib.sweeps.result_table import best_of, check_same_data, main_effects, objective, table
 from lib.sweeps.runner import Result, Run, format_settings
 from lib.units import counted, setting, whole_number
 
@@ -88,6 +88,8 @@ def train_points(
     seeds = counted(len(experiment.seeds), "seed")
     if experiment.search is None:
         runs = runner.resolved_runs(experiment, root=ROOT)
+        wanted = {str(run.resolved.values["BEST_METRIC"]) for run in runs}
+        experiment = replace(experiment, best_metric=wanted.pop() if len(wanted) == 1 else "")
         log(f"{counted(len(experiment.points), 'point')}, {seeds}, in {out}")
         adopt(runs)
         if new := [run.resolved for run in runs if runner.known_result(run, out) is None]:
@@ -123,6 +125,7 @@ def judge_best(
     comparison = compare(list(zip(fresh[: len(seeds)], fresh[len(seeds) :], strict=True)))
     metric, maximize = objective(experiment, results)
     if looks:
+        check_same_data([each for each in results if each.number in (0, number)], metric)
         log(f"A: the first point, {format_settings(points[0])}; B: the best, {format_settings(points[1])}")
         comparison.judge(looks, metric, maximize=maximize)
     entries = [one for one in comparison.judged() if one["metric"] == metric]

@@ -32,9 +32,16 @@ RESERVED = frozenset(
     {"kind", "note", "step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
     | {*SHARES, "compilations", "compile_seconds", "state", "reason", "part"}
 )
+<<<<<<< HEAD
 RESERVED_SUMS = RESERVED | {"loss", "count"}  # no names of a task's `Sums.metrics`
 # Columns and results by which nothing is judged.
 NOT_METRICS = RESERVED | {"samples", "bytes", "chars", "tokens", "words", "conversations"}
+=======
+_TOKENS = frozenset({"bytes", "chars", "tokens"})  # units of a loss that follow from a tokenizer
+_COUNTS = _TOKENS | {"samples", "words", "conversations"}  # of what was evaluated
+NOT_METRICS = RESERVED | _COUNTS  # columns and results by which nothing is judged
+WHATEVER_TOKENS = ("bits_per_byte", "exact_match")  # metrics of a text, however it is split
+>>>>>>> 394873a4 (sweeps: results on different data are not judged; CONFIG_BEST_METRIC of the base configuration chooses the best point)
 _LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "mae", "rmse", "mse", "mape", "nll", "wer", "cer", "fid")
 _LOWER_BY_TARGET = ("mae_", "rmse_")  # of several targets, each with its name
 _LOWER_BY_WORD = {"loss", "error"}
@@ -54,6 +61,12 @@ def higher_is_better(metric: str) -> bool:
         return True
     lower = metric in _LOWER_IS_BETTER or metric.startswith(_LOWER_BY_TARGET)
     return not (lower or _LOWER_BY_WORD & {*metric.split("_")})
+
+
+def counts_of(figures: Mapping[str, float], metric: str) -> str:
+    """Return as text the counts of an evaluation that are equal where `metric` can be compared."""
+    names = _COUNTS - _TOKENS if metric in WHATEVER_TOKENS else _COUNTS
+    return ", ".join(f"{number:,.0f} {name}" for name, number in sorted(figures.items()) if name in names)
 
 
 def format_value(name: str, value: float) -> str:

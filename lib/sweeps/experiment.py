@@ -86,6 +86,7 @@ class Experiment:
     search: search space from which Optuna proposes the points; None where the file lists them.
     places: a symbol and its value, or None -> file:line of the assignment; that of config, too.
     notices: of keys that set nothing here.
+    best_metric: CONFIG_BEST_METRIC of all runs; "" until they are resolved, and where it differs.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Experiment:
     search: Search | None
     places: Mapping[tuple[str, str | None], str]
     notices: tuple[str, ...] = ()
+    best_metric: str = ""
 
     def runs(self) -> Iterator[tuple[int, Setting]]:
         """Yield the index of the point and all settings of each run."""

@@ -20,6 +20,7 @@ from lib.kconf import values_from_json
 from lib.runs.index import read_runs
 from lib.runs.metrics import NOT_METRICS, higher_is_better, preferred
 from lib.sweeps.concurrency import Concurrency
+from lib.sweeps.result_table import check_same_data
 from lib.sweeps.runner import Log, Run, adopt, known_result, train_all
 from lib.sweeps.verdict import LEVEL, Verdict, judge, planned_looks, power
 from lib.units import whole_number
@@ -95,6 +96,8 @@ class Comparison:
             self._train(look)
             results = self._results(look)
             differences, chosen = metric_differences(results, entry["metric"] or metric)
+            known = (known_result(run, self.out) for pair in self.pairs[:look] for run in pair)
+            check_same_data([result for result in known if result is not None], chosen)
             upwards = higher_is_better(chosen) if maximize is None else maximize
             verdict = judge(
                 differences, entry["looks"], higher_is_better=upwards, all_equal=are_equal(results)

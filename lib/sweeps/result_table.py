@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lib.errors import ConfigError
-from lib.runs.metrics import NOT_METRICS, higher_is_better, preferred
+from lib.runs.metrics import NOT_METRICS, counts_of, higher_is_better, preferred
 from lib.sweeps.experiment import Experiment
 from lib.sweeps.runner import Result, format_settings
 from lib.sweeps.verdict import holm, p_values
@@ -24,7 +24,7 @@ def objective(experiment: Experiment, results: Sequence[Result]) -> tuple[str, b
     if experiment.search is not None:
         return experiment.search.figure, experiment.search.maximize
     names = {name for result in results for name in result.metrics}
-    metric = preferred(names, experiment.settings.get("BEST_METRIC"))
+    metric = preferred(names, experiment.best_metric)
     return metric, higher_is_better(metric)
 
 
@@ -68,7 +68,25 @@ def table(experiment: Experiment, results: Sequence[Result], *, note: str = "") 
         row = [format_settings(point) or "as configured", f"{len(done)}/{len(experiment.seeds)}"]
         row += [_spread([one.metrics[name] for one in done if name in one.metrics]) for name in metrics]
         rows.append([*row, differences.get(number, ""), note if number == best else ""])
-    return aligned(columns(rows))
+    lines = aligned(columns(rows))
+    if data := different_data(results, metric):
+        lines.append(f"note: evaluated on different data, which cannot be compared: {data}")
+    return lines
+
+
+def different_data(results: Sequence[Result], metric: str) -> str:
+    """Return on what runs of one seed were evaluated, where that is known to differ; "" if it does not."""
+    found = defaultdict[tuple[str, str], set[str]](set)
+    for result in results:
+        for kind, data in (("part", result.part), ("counts", counts_of(result.metrics, metric))):
+            found[kind, result.settings["SEED"]] |= {data} - {""}
+    return next((" and ".join(sorted(data)) for data in found.values() if len(data) > 1), "")
+
+
+def check_same_data(results: Sequence[Result], metric: str) -> None:
+    """Raise ConfigError where `metric` was measured on different data."""
+    if data := different_data(results, metric):
+        raise ConfigError(f"{metric} on different data cannot be compared", why=f"it is that of {data}")
 
 
 def _by_point(results: Sequence[Result]) -> defaultdict[int, list[Result]]:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from lib import atomic, kconf
 from lib.config import config_from_values
 from lib.errors import ConfigError, ToolkitError, foremost
-from lib.runs.directory import RunDir
+from lib.runs.directory import RunDir, Status
 from lib.runs.identity import changed, has_former_identity, identity, plugin_digests, stored_digests, trains
 from lib.runs.index import objects_of, read_runs
 from lib.sweeps.concurrency import Concurrency
@@ -66,6 +66,7 @@ class Result:
     """Metrics of the last evaluation of a run, or the reason for none; costs, if this sweep trained it.
 
     code: hashes of its plug-ins' code, by their kind; empty if unknown.
+    part: of the data set that was evaluated; "" if unknown.
     """
 
     number: int
@@ -76,6 +77,7 @@ class Result:
     seconds_cpu: float | None = None
     peak_memory_mb: float | None = None
     code: dict[str, str] = field(default_factory=dict)
+    part: str = ""
 
 
 def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
@@ -253,13 +255,15 @@ def _result(
 
 
 def _outcome(run: Run, trained: RunDir | None, *, reason: str = "", **cost: float) -> Result:
+    status = Status(state="unknown") if trained is None else trained.status()
     return Result(
         number=run.number,
         identity=run.identity,
         settings=run.settings,
-        metrics=trained.status().metrics if trained is not None else {},
+        metrics=status.metrics,
         reason=reason,
         code={} if trained is None else _code_of(trained),
+        part=str(status.facts.get("part", "")),
         **cost,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from lib.runs.directory import RunDir
 from lib.sweeps import paired_comparison
 from lib.sweeps.paired_comparison import parse_looks, report
 from lib.sweeps.runner import RESULT as RESULT_FILE
-from lib.sweeps.runner import Result, Run, run_folder, train_all
+from lib.sweeps.runner import Result, Run, known_result, run_folder, train_all
 from lib.sweeps.verdict import judge
 from scripts import ab
 from tests.support.quick_children import QuickChildren
@@ -216,6 +217,57 @@ def test_results_on_different_data_are_not_compared() -> None:
         ab.make_pairs("lenet5", "resnet18", [1])
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "metric", "why"),
+    [
+        (
+            "lenet5",
+            "lenet5+held",
+            "",
+            r"on CONFIG_HOLDOUT=0, and B=lenet5\+held on CONFIG_HOLDOUT=500; give both",
+        ),
+        (
+            "gpt2-tiny+bpe",
+            "gpt2-tiny",
+            "",
+            "on CONFIG_TOKENIZER=gpt2, and B=gpt2-tiny on CONFIG_TOKENIZER=byte; .* or METRIC=bits",
+        ),
+        ("gpt2-tiny+bpe", "gpt2-tiny", "bits_per_byte", ""),
+        ("gpt2-sst2", "gpt2-sst2+byte", "", ""),  # its figures are of sentences
+    ],
+)
+def test_other_samples_or_tokens_of_the_same_data_are_not_compared(
+    tmp_path: Path, a: str, b: str, metric: str, why: str
+) -> None:
+    for name, option in (("held", "HOLDOUT=500"), ("bpe", "TOKENIZER_GPT2=y"), ("byte", "TOKENIZER_BYTE=y")):
+        (tmp_path / "fragments" / name).write_text(f"CONFIG_{option}\n")
+    with pytest.raises(ConfigError, match=why) if why else contextlib.nullcontext():
+        assert len(ab.make_pairs(a, b, [1], metric)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["samples", "part"])
+def test_no_verdict_is_given_on_evaluations_of_different_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    class OtherData(FakeTraining):
+        def __call__(self, runs: Sequence[Run], *, out: Path, **_: Any) -> list[Result]:
+            results = super().__call__(runs, out=out)
+            for run in runs:
+                file = run_folder(run, out) / RESULT_FILE
+                content = json.loads(file.read_text())
+                content["part"] = ("test part", "held-out samples")[run.number if kind == "part" else 0]
+                if kind == "samples":
+                    content["metrics"]["samples"] -= 3500 * run.number
+                file.write_text(json.dumps(content))
+            return results
+
+    told = {"samples": "4,000 samples and 500 samples", "part": "held-out samples and test part"}[kind]
+    with pytest.raises(ConfigError, match=f"^accuracy on different data cannot be compared: .* {told}$"):
+        run_ab(tmp_path, monkeypatch, OtherData(0.02), "--seeds", "2")
+    assert "after 2 pairs: " not in capsys.readouterr().out
+
+
 def test_more_pairs_than_show_anything_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="SEEDS=5 5000000 are more than 200 pairs"):
         run_ab(tmp_path, monkeypatch, FakeTraining(0.0), "--seeds=5 5000000")
@@ -275,6 +327,8 @@ def test_runs_of_other_commands_are_reused_and_count_as_looks(
     assert f"6 of 10 runs are there, some from {named}\n" in printed
     assert "3 count as looks, since those pairs exist" in printed
     assert "accuracy: A 0.6600" in printed, "0.5 three times, and 0.9"
+    known = known_result(others[0], tmp_path / "runs" / "mine")
+    assert known is not None and known.part == "test"
     run_ab(tmp_path, monkeypatch, training, "--seeds=5", f"--out={tmp_path / 'runs' / 'mine'}")
     assert "10 of 10 runs are there\n" in capsys.readouterr().out
 

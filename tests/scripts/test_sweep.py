@@ -26,19 +26,22 @@ seeds: 2
 """
 
 
-def run_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, fresh_gain: float = 0.05) -> None:
-    """Train in no time: 0.2 is the best point by 0.05, with fresh seeds by `fresh_gain`."""
+def run_sweep(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, fresh_gain: float = 0.05, file: str = FILE
+) -> None:
+    """Train in no time: 0.2 is the best point by 0.05, with fresh seeds by `fresh_gain`; by loss 0.3 is."""
 
     def train(runs: Sequence[Run], *, out: Path, **_: Any) -> list[Result]:
         results = []
         for run in runs:
             seed, rate = int(run.settings["SEED"]), run.settings["LEARNING_RATE"]
             gain = (fresh_gain if seed > 2 else 0.05) + 0.001 * seed if rate == "0.2" else 0.0
+            samples = int(run.settings.get("HOLDOUT", 0)) or 100
             result = Result(
                 number=run.number,
                 identity=run.identity,
                 settings=run.settings,
-                metrics={"accuracy": 0.8 + gain},
+                metrics={"accuracy": 0.8 + gain, "loss": 1 - float(rate), "samples": samples},
                 reason="",
             )
             results.append(result)
@@ -46,7 +49,7 @@ def run_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, fresh_
             atomic.write_text(run_folder(run, out) / RESULT, json.dumps(dataclasses.asdict(result)))
         return results
 
-    (folder / "study.yaml").write_text(FILE)
+    (folder / "study.yaml").write_text(file)
     monkeypatch.setattr(sweep.runner, "train_all", train)
     monkeypatch.setattr(paired_comparison, "train_all", train)
     runs = f"--runs={folder / 'runs'}"
@@ -82,6 +85,21 @@ def test_the_best_point_is_judged_with_fresh_seeds(
     assert (tmp_path / "runs" / "sweeps" / "study" / "main_effects.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
+def test_points_that_are_evaluated_on_different_data_are_tabulated_but_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = FILE.replace("seeds", "sweep: zip\nseeds").replace("0.3]", "0.3], HOLDOUT: [0, 50, 0]")
+    run_sweep(tmp_path, monkeypatch, file=file)
+    printed = capsys.readouterr().out
+    assert (
+        "note: evaluated on different data, which cannot be compared: 100 samples and 50 samples\n" in printed
+    )
+    with pytest.raises(ConfigError, match="accuracy on different data cannot be compared"):
+        run_sweep(tmp_path, monkeypatch, "--confirm=2", file=file)
+    assert "A: the first point" not in capsys.readouterr().out, "nothing more is trained"
+
+
 def test_seeds_that_chose_the_best_point_do_not_confirm_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +132,22 @@ def test_a_sweep_uses_runs_of_other_commands(
     there = "6 of 10" if confirm else "3 of 6"
     assert f"{there} runs are there, some from make train\n" in printed
     assert ("3 count as looks" in printed) == confirm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("axis", "metric"), [("", "loss"), (", BEST_METRIC: [accuracy, loss]", "accuracy")])
+def test_the_best_point_is_that_by_the_best_metric_of_the_base(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    axis: str,
+    metric: str,
+) -> None:
+    (tmp_path / "by_loss").write_text('CONFIG_BEST_METRIC="loss"\n')
+    monkeypatch.setenv("ANNEAL_CONFIG_PATH", str(tmp_path))
+    file = FILE.replace("lenet5", "lenet5+by_loss").replace("0.3]", f"0.3]{axis}")
+    run_sweep(tmp_path, monkeypatch, file=file)
+    assert f"by {metric}: LEARNING_RATE=0.{3 if metric == 'loss' else 2}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "told"), [("", "no SWEEP=; SWEEP= is one of"), ("x", "no sweep 'x';")])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from lib.errors import ConfigError
 from lib.sweeps.experiment import Experiment, read_experiment
-from lib.sweeps.result_table import best_of, main_effects, objective, table
+from lib.sweeps.result_table import best_of, check_same_data, main_effects, objective, table
 from lib.sweeps.runner import Result
 
 GRID = "axes: {LEARNING_RATE: [0.1, 0.2], EMA: [true, false]}\nseeds: 3\n"
@@ -61,6 +63,30 @@ def test_differences_from_the_first_are_paired_and_corrected_for_their_number(tm
     assert [line.endswith("best of 4, not confirmed") for line in lines] == [False] * 4 + [True]
     only = [result for result in results if result.settings["SEED"] == "1"]
     assert "first" not in table(experiment, only)[0], "one seed has no spread"
+
+
+def test_points_that_are_evaluated_on_different_data_are_noted(tmp_path: Path) -> None:
+    experiment = study(tmp_path, "axes: {HOLDOUT: [0, 500]}\nseeds: 2\n")
+    results = results_of(experiment, [0.1, 0.3])
+    for result in results:
+        seed = int(result.settings["SEED"])  # generated data may have other counts with each seed
+        result.metrics.update(tokens=100.0 * seed + result.number, bits_per_byte=1.0)
+    note = table(experiment, results)[-1]
+    assert note == "note: evaluated on different data, which cannot be compared: 100 tokens and 101 tokens"
+    with pytest.raises(ConfigError, match="accuracy on different data cannot be compared"):
+        check_same_data(results, "accuracy")
+    check_same_data(results, "bits_per_byte")
+    del results[0].metrics["tokens"], results[1].metrics["tokens"]
+    assert len(table(experiment, results)) == 3, "it is not known of each"
+
+
+def test_the_metric_is_the_best_metric_of_the_runs(tmp_path: Path) -> None:
+    experiment = dataclasses.replace(study(tmp_path), best_metric="macro_f1")
+    results = results_of(experiment, [0.1, 0.3, 0.2, 0.4])
+    assert objective(experiment, results) == ("accuracy", True), "none reports it"
+    for result in results:
+        result.metrics["macro_f1"] = 1 - result.metrics["accuracy"]
+    assert objective(experiment, results) == ("macro_f1", True) and best_of(experiment, results) == (0, 4)
 
 
 def test_main_effects_count_each_seed_once(tmp_path: Path) -> None:
