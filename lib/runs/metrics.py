@@ -32,16 +32,11 @@ RESERVED = frozenset(
     {"kind", "note", "step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
     | {*SHARES, "compilations", "compile_seconds", "state", "reason", "part"}
 )
-<<<<<<< HEAD
 RESERVED_SUMS = RESERVED | {"loss", "count"}  # no names of a task's `Sums.metrics`
-# Columns and results by which nothing is judged.
-NOT_METRICS = RESERVED | {"samples", "bytes", "chars", "tokens", "words", "conversations"}
-=======
 _TOKENS = frozenset({"bytes", "chars", "tokens"})  # units of a loss that follow from a tokenizer
 _COUNTS = _TOKENS | {"samples", "words", "conversations"}  # of what was evaluated
 NOT_METRICS = RESERVED | _COUNTS  # columns and results by which nothing is judged
 WHATEVER_TOKENS = ("bits_per_byte", "exact_match")  # metrics of a text, however it is split
->>>>>>> 394873a4 (sweeps: results on different data are not judged; CONFIG_BEST_METRIC of the base configuration chooses the best point)
 _LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "mae", "rmse", "mse", "mape", "nll", "wer", "cer", "fid")
 _LOWER_BY_TARGET = ("mae_", "rmse_")  # of several targets, each with its name
 _LOWER_BY_WORD = {"loss", "error"}
