@@ -32,7 +32,7 @@ PUBLIC = {
     "estimate": "(model: 'Model', inputs: 'Any', *, optimizer: 'MakeOptimizer' = "
     "<class 'torch.optim.adamw.AdamW'>, precision: 'AnyPrecision' = 'fp32', "
     "loss: 'Callable[[Any], Tensor] | None' = None, device: 'Kind' = 'cuda', "
-    "expandable_segments: 'bool' = False) -> 'Report'",
+    "expandable_segments: 'bool' = False, accumulation: 'int' = 1) -> 'Report'",
     "export": "(model: 'Model', directory: 'str | Path', *, layout: 'str') -> 'float | None'",
     "fit": "(configuration: 'Configuration', *, runs: 'str | Path' = 'runs') -> 'Run'",
     "fits": "(model: 'Model', inputs: 'Any', *, gpu: 'str', **options: 'Any') -> 'bool'",
