@@ -318,8 +318,9 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
 
 def _may_select_text(model: str) -> bool:
     """Return True if an option in the Kconfig of `model` selects texts as its data."""
-    files = MODELS.home(model).rglob("Kconfig*")  # also those that its Kconfig sources
-    return any(_SELECTS_TEXT.search(body) for file in files for _, body in definitions_in(file))
+    files = MODELS.home(model).rglob("*[Kk]config*")  # also those that its Kconfig sources
+    shown = (file for file in files if not file.name.startswith("."))  # not those of editors
+    return any(_SELECTS_TEXT.search(body) for file in shown for _, body in definitions_in(file))
 
 
 def flat(config: Config) -> dict[str, Any]:

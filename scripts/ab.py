@@ -59,7 +59,7 @@ def make_pairs(a: str, b: str, seeds: Sequence[int], metric: str = "") -> list[t
     is_lm = values[0]["MODEL_DATA_TEXT"] and not (
         values[0]["DATASET_LABELS_TEXTS"] or values[0]["DATASET_HAS_TAGS"]
     )
-    if is_lm and metric not in WHATEVER_TOKENS:
+    if is_lm and (metric not in WHATEVER_TOKENS or values[0]["HOLDOUT"]):  # it counts windows of tokens
         names += ["TOKENIZER", "TOKENIZER_DIR"]
     for name in names:
         if (one := values[0][name]) != (other := values[1][name]):

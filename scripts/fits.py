@@ -48,6 +48,7 @@ from train.planning.memory_estimate import with_gaps
 _EIGHT_BIT, _FOUR_BIT = "8-bit optimizer state", "4-bit weights"
 _SETTINGS = {_EIGHT_BIT: "CONFIG_ADAM_8BIT=y", _FOUR_BIT: "CONFIG_ADAPT_QLORA=y"}
 STEPS = 1000  # whose money is shown
+MOST = 2**16  # samples at once
 SHOWN = 0.01  # share of the need from which a part is shown
 HEAD = (
     "GPU", "batch", "steps of", "need", "free", "of the need, in GB", "seconds", f"{STEPS} steps",
@@ -116,8 +117,12 @@ class Request:
 
     def to_reach(self, target: int, kind: Kind, free_bytes: int) -> Request:
         """Return this request, of several micro-batches if `target` samples (0: any) do not fit at once."""
-        at_once = target <= 1 or traced(self, kind)(target).on(free_bytes).fits
-        return self if at_once else dataclasses.replace(self, accumulates=True)
+        report_of = traced(self, kind)
+        if target < 2 * smallest(report_of).batch or (
+            target <= MOST and report_of(target).on(free_bytes).fits
+        ):
+            return self
+        return dataclasses.replace(self, accumulates=True)
 
     def settings(self) -> str:
         """Format the size of a sample, and what else was asked for."""
@@ -227,7 +232,7 @@ def cells(request: Request, kind: Kind, device: Device, options: argparse.Namesp
     free, gpu = device.free_bytes, find_gpu(device.name)
     request = request.to_reach(options.target, kind, free)
     report_of = traced(request, kind)
-    least, most = smallest(report_of), (options.target or 2**16) - request.accumulates
+    least, most = smallest(report_of), (options.target or MOST) - request.accumulates
     if 0 < options.target < least.batch:
         raise ConfigError(f"TARGET={options.target}: {request.model} trains on {least.batch} samples or more")
     sizes = range(least.batch if request.accumulates or not options.target else most, most + 1)
@@ -244,6 +249,9 @@ def cells(request: Request, kind: Kind, device: Device, options: argparse.Namesp
     assert split is not None, "any number of samples can be split"
     if split.last_micro_batch < least.batch:
         split = split_evenly(split.samples, bound=largest)
+    if split.last_micro_batch < least.batch:
+        why = f"{request.model} trains on {least.batch} samples or more, and no more than {largest} fit"
+        raise ConfigError(f"TARGET={options.target} cannot be split", why=why, todo="give an even number")
     steps = str(split) * bool(options.target)
     if gpu is None:
         return str(largest), steps, *need, "", "", ""

@@ -120,7 +120,7 @@ def launch_multi_node(
     print(f"Rendezvous at {rendezvous.endpoint}: {config.dist_nnodes} nodes train {name}")
     # Each process probes its hardware again, unless that is possible only before they start.
     known = hardware.to_json() if probed_by_launcher(hardware.kind) else None
-    path = str(run.path) if run else None
+    path = str(run.path.absolute()) if run else None
     payload = {"configuration": resolved.to_json(), "plan": None, "hardware": known, "run": path}
     launch(
         payload,
@@ -162,7 +162,8 @@ def join_rendezvous(config: Config, *, known: Mapping[str, Any] | None) -> tuple
     if differ:
         raise PlanError("the nodes have different devices", why="their numerics and memory differ")
     each, world = round(-less), backend.world
-    cpus = torch.tensor(own.cpu_count / backend.local_world, dtype=torch.float64)
+    # On the device: NCCL reduces nothing else, and some devices lack float64.
+    cpus = torch.tensor(own.cpu_count / backend.local_world, dtype=torch.float32, device=backend.device)
     backend.all_reduce_sum(cpus)
     if own.kind == "cpu":  # one memory, shared by all processes
         devices: tuple[Device, ...] = (dataclasses.replace(first.devices[0], free_bytes=each * world),)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -42,7 +44,7 @@ def with_trial(config: Config, spec: Spec, facts: ModelFacts) -> ModelFacts:
         inputs = _inputs(spec, rows)
         layers, inputs = _inexact(model, inputs)
         chained = any(isinstance(module, Chain) for module in model.modules())
-        if config.grad_checkpoint == "blocks" and not chained and not recomputes_exactly(model, inputs):
+        if config.grad_checkpoint == "blocks" and not chained and not _recomputes(model, inputs):
             raise ConfigError(
                 "CONFIG_GRAD_CHECKPOINT_BLOCKS=y is not possible",
                 why=f"gradients of {type(model).__name__} change where its blocks are recomputed",
@@ -57,14 +59,27 @@ def with_trial(config: Config, spec: Spec, facts: ModelFacts) -> ModelFacts:
 
 def _inexact(model: nn.Module, inputs: Tensor) -> tuple[list[str], Tensor]:
     """Return the layers of `model` that depend on the split, and the inputs in the precision of the trial."""
-    usual = torch.get_default_dtype()
     try:
-        torch.set_default_dtype(torch.float64)  # of tensors that a forward pass makes, such as a first state
-        return inexact_modules(model.double(), inputs), inputs
-    except RuntimeError:  # one of float32 by its name
+        with _by_default(torch.float64):
+            return inexact_modules(model.double(), inputs), inputs
+    except RuntimeError:  # a forward pass with a tensor of float32 by its name
         inputs = inputs.float() if inputs.is_floating_point() else inputs
         model.float()(inputs)  # an error in any precision is the model's
         return ["all layers (they do not run in double precision)"], inputs
+
+
+def _recomputes(model: nn.Module, inputs: Tensor) -> bool:
+    with _by_default(next(model.parameters()).dtype):
+        return recomputes_exactly(model, inputs)
+
+
+@contextmanager
+def _by_default(dtype: torch.dtype) -> Iterator[None]:
+    """Make new tensors in `dtype`, such as the first state of a recurrent layer."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
     finally:
         torch.set_default_dtype(usual)
 

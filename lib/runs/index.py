@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 INDEX = ".index.json"
 _VERSION = 4
+_ELSEWHERE = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ESTALE, errno.EIO}  # of a folder, not of all
 _DEPTH = 5  # below the folder of runs: runs/sweeps/NAME/IDENTITY/MODEL/RUN
 _CLOCK_NS = 2_000_000_000  # a change this soon before the index was written may have the same time
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operator.lt, ">": operator.gt}
@@ -141,14 +142,14 @@ def run_names(folder: Path) -> Iterator[tuple[str, int]]:
         except FileNotFoundError:  # removed meanwhile, or a link that leads nowhere
             continue
         except OSError as error:
-            if not name or error.errno not in (errno.EACCES, errno.EPERM, errno.ELOOP):
+            if not name or error.errno not in _ELSEWHERE:
                 raise
             note_unreadable(f"{folder / name}")
             continue
         for entry in children:
             path = f"{name}/{entry.name}".lstrip("/")
             if is_run_name(entry.name) or (path.count("/") < _DEPTH and not entry.name.startswith(".")):
-                if entry.is_symlink():
+                if entry.is_symlink() and (is_run_name(entry.name) or path.count("/") <= 1):
                     pending.appendleft(path)  # last, so that a run is called by its own place
                 elif entry.is_dir(follow_symlinks=False):
                     pending.append(path)

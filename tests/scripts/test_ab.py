@@ -233,6 +233,12 @@ def test_results_on_different_data_are_not_compared() -> None:
             "on CONFIG_TOKENIZER=gpt2, and B=gpt2-tiny on CONFIG_TOKENIZER=byte; .* or METRIC=bits",
         ),
         ("gpt2-tiny+bpe", "gpt2-tiny", "bits_per_byte", ""),
+        (  # of windows of other tokens
+            "gpt2-tiny+bpe+held",
+            "gpt2-tiny+held",
+            "bits_per_byte",
+            "on CONFIG_TOKENIZER=gpt2, and B=",
+        ),
         ("gpt2-sst2", "gpt2-sst2+byte", "", ""),  # its figures are of sentences
     ],
 )

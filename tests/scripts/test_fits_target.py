@@ -101,5 +101,8 @@ def test_a_model_that_cannot_be_trained_on_one_sample(
     monkeypatch.setattr(fits.Request, "to_reach", lambda *_: own)
     cells = row(monkeypatch, capsys, model="timm:pooled", gpu="rtx3090", target="65")
     assert cells[2] == "1 x 33 + 32" and int(cells[1]) == 64
+    free = fits.traced(own, "cuda")(2).need_bytes
+    with pytest.raises(ConfigError, match=r"TARGET=3 cannot be split: .* and no more than 2 fit"):
+        row(monkeypatch, capsys, model="timm:pooled", gpu="rtx3090", target="3")
     with pytest.raises(ConfigError, match="TARGET=1: timm:pooled trains on 2 samples or more"):
         row(monkeypatch, capsys, model="timm:pooled", gpu="rtx3090", target="1")

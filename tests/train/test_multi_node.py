@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from lib import kconf
 from lib.devices.base import Backend
@@ -171,11 +172,20 @@ def test_gpus_beyond_the_requested_number_do_not_count(monkeypatch: pytest.Monke
     sums: list[float] = []
     both = SimpleNamespace(world=4, local_world=2, broadcast=lambda value: value, all_reduce_max=list)
     both.all_reduce_sum = lambda tensor: sums.append(tensor.item()) or tensor.mul_(4)
+    made: list[Any] = []  # on the device of the process: NCCL has no other
+    both.device, tensor_of = torch.device("cuda", 0), torch.tensor
+
+    def tensor(value: Any, *, dtype: torch.dtype, device: torch.device) -> Any:
+        made.append(device)
+        return tensor_of(value, dtype=dtype)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
     monkeypatch.setattr(multi_node, "probe", lambda _: machine)
     monkeypatch.setattr(multi_node, "open_backend", lambda *_, **__: both)
     _, joined = multi_node.join_rendezvous(make_config("lenet5", num_devices=2), known=None)
     assert joined.devices == four.devices[:1] * 4 and joined.per_node == 2
-    assert sums == [4.0] and joined.cpu_count == 16, "those of both nodes, as devices are"
+    assert made == [both.device] and sums == [4.0]
+    assert joined.cpu_count == 16, "those of both nodes, as devices are"
     assert of_all_nodes(machine, processes=2, world=4).cpu_count == 16
 
 

@@ -35,6 +35,8 @@ class Recurrent(nn.Module):
     def forward(self, images_NCHW: Tensor) -> Tensor:
         state = torch.zeros(1, len(images_NCHW), 16, dtype=self.dtype)
         _, (hidden, _) = self.lstm(images_NCHW[:, 0], (state, state))
+        if self.dtype == torch.float32:  # with one of the default precision beside it
+            hidden = hidden * torch.ones(16)
         return self.head(self.drop(hidden[0]))  # type: ignore[no-any-return]
 
 
@@ -50,6 +52,36 @@ def test_a_forward_pass_may_make_tensors(
     monkeypatch.setattr("train.stock_layers.build_model", lambda *_, **__: Recurrent(dtype))
     assert with_trial(config, data.dataset.spec, data.facts).inexact == inexact
     assert torch.get_default_dtype() == torch.float32
+
+
+class Step(nn.Module):
+    """A block whose forward pass makes a matrix of the default precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.linear = nn.Dropout(0.1), nn.Linear(28, 28)
+
+    def forward(self, x_NF: Tensor) -> Tensor:
+        return self.drop(self.linear(x_NF)) @ torch.eye(28)  # type: ignore[no-any-return]
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList([Step(), Step()]), nn.Linear(28, 10)
+
+    def forward(self, images_NCHW: Tensor) -> Tensor:
+        x_NF = images_NCHW[:, 0, 0]
+        for block in self.blocks:
+            x_NF = block(x_NF)
+        return self.head(x_NF)  # type: ignore[no-any-return]
+
+
+def test_blocks_of_such_a_model_are_tried_with_recomputation(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config("lenet5", grad_checkpoint="blocks")
+    data = data_of(config)
+    monkeypatch.setattr("train.stock_layers.build_model", lambda *_, **__: Stack())
+    assert with_trial(config, data.dataset.spec, data.facts).inexact == ()
 
 
 def test_an_error_in_any_precision_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:

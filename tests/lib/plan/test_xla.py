@@ -8,6 +8,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lib.distributed.rendezvous import Rendezvous
 from lib.errors import ConfigError, PlanError
@@ -226,6 +227,7 @@ class Alone:
     """A process that met no other."""
 
     world = local_world = 1
+    device = torch.device("cpu")
 
     def broadcast(self, value: Any) -> Any:
         return value

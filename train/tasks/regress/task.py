@@ -135,7 +135,7 @@ class Regress:
             absolute, square, mean, mean_square = (means[f"{name}_{number}"] for name in _SUMS)
             variance = mean_square - mean**2
             # Of equal targets it is the rounding of sums in float32.
-            r2 = 1 - square / variance if variance > 1e-6 * mean_square else math.nan
+            r2 = 1 - square / variance if variance > 4e-7 * mean_square else math.nan
             found["r2"] += r2 / len(self._columns)
             named = {"mae": absolute * column.std, "rmse": math.sqrt(square) * column.std}
             if len(self._columns) > 1:

@@ -268,8 +268,10 @@ def encoded(columns: Sequence[Column], table: Table, rows: npt.NDArray[np.int64]
 
 def unknown_categories(column: Column, table: Table, rows: npt.NDArray[np.int64]) -> list[int]:
     """Return which of `rows` have a text that is no category of `column`, and not missing either."""
+    if not column.values:
+        return []
     missing, values, texts = table.missing(column.name), {*column.values}, table.columns[column.name]
-    return [row for row in rows.tolist() if values and not missing[row] and texts[row] not in values]
+    return [row for row in rows.tolist() if not missing[row] and texts[row] not in values]
 
 
 def counted_unknown(columns: Sequence[Column], table: Table, rows: npt.NDArray[np.int64]) -> str:

@@ -52,15 +52,16 @@ class Bins:
 def map_bins(data_dir: Path, *, vocab_size: int) -> Bins | None:
     """Map the files *train*.bin and *val*.bin of `data_dir`/token_bins or `data_dir`; None without any.
 
-    A file of both names, such as retrieval_train.bin, is for training. Raises DataError if files are
-    missing, damaged or do not belong together.
+    Of a file of both names, such as retrieval_train.bin, the last word counts. Raises DataError if files
+    are missing, damaged or do not belong together.
     """
     folders = (data_dir / "token_bins", data_dir)
     folder = next((path for path in folders if any(path.glob("*train*.bin"))), None)
     if folder is None:
         return None
-    train = sorted(folder.glob("*train*.bin"))
-    validation = sorted({*folder.glob("*val*.bin")} - {*train})
+    every = sorted({*folder.glob("*train*.bin"), *folder.glob("*val*.bin")})
+    train = [file for file in every if file.name.rfind("train") > file.name.rfind("val")]
+    validation = [file for file in every if file not in train]
     if not validation:
         raise DataError(f"{folder} has no *val*.bin", todo="token_bins needs a validation part, too")
     shards = [_read(file, vocab_size) for file in train], [_read(file, vocab_size) for file in validation]

@@ -177,6 +177,8 @@ def test_files_for_training_are_not_for_validation_too(tmp_path: Path) -> None:
         _open(tmp_path)
     _raw(tmp_path / "retrieval_val.bin", range(9))
     assert _tokens(_open(tmp_path)) == (list(range(40)), list(range(9)))
+    _raw(tmp_path / "trainset_val.bin", range(3))
+    assert _tokens(_open(tmp_path)) == (list(range(40)), [*range(9), *range(3)]), "the last word counts"
 
 
 def test_tokens_are_looked_through_again_where_they_are_read_by_another_type(tmp_path: Path) -> None:
