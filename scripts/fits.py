@@ -13,11 +13,9 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -42,6 +40,7 @@ from lib.plan.sharding import shares
 from lib.plan.tables import BF16_CAPABILITY
 from lib.plan.types import STATIC_SHAPES, Device, Hardware, Kind, Layout, Memory, Precision
 from lib.units import aligned, bytes_text, columns, range_text, whole_number
+from scripts.fits_picture import PHASES, drawn
 from train.planning.changes import STATE, WEIGHTS, Change, Edit, attempts, together
 from train.planning.memory_estimate import with_gaps
 
@@ -54,7 +53,6 @@ HEAD = (
     "GPU", "batch", "steps of", "need", "free", "of the need, in GB", "seconds", f"{STEPS} steps",
     "what would fit",
 )  # fmt: skip
-_PHASES = ("forward pass", "backward pass", "optimizer step")  # of Report.phases
 WORDS, NUMBERS = ("model", "gpu", "precision", "checkpoint", "price", "out"), ("seq", "lora", "target")
 
 
@@ -345,7 +343,7 @@ def changes(request: Request, kind: Kind, free_bytes: int) -> Iterator[tuple[str
 
 def _peak_of(report: Report) -> str:
     """Name the phase of a step whose peak is the largest."""
-    names = dict(zip(report.phases, _PHASES, strict=True))
+    names = dict(zip(report.phases, PHASES, strict=True))
     return names[max(report.phases, key=lambda phase: report.phases[phase][0])]
 
 
@@ -381,27 +379,6 @@ def _values_of(model: str) -> AbstractContextManager[None]:
     path = Path(name)
     file = path / "config.json" if path.is_dir() else path
     return nullcontext() if source == "timm" else values_of(file)
-
-
-def drawn(report: Report, title: str) -> bytes:
-    """Draw the memory of each category over the events of the last step, as PNG."""
-    from lib.scaling.pictures import draw_page  # slow
-
-    of = [report.trace.categories.get(number, "temporaries") for number, _ in report.trace.events]
-    names, first = sorted(set(of)), report.marks[0]
-    changed = np.zeros((len(names), len(of)))
-    changed[[names.index(name) for name in of], range(len(of))] = [size for _, size in report.trace.events]
-    sizes = changed.cumsum(axis=1)[:, first:] / 1e9
-
-    def draw(axes: Any) -> None:
-        axes.stackplot(range(sizes.shape[1]), sizes, labels=names)
-        edges = [mark - first for mark in report.marks]
-        for edge in edges[1:-1]:
-            axes.axvline(edge, color="black", linewidth=0.8)
-        axes.set_xticks([sum(ends) / 2 for ends in pairwise(edges)], _PHASES)
-        axes.set(xlabel="phase of a step, as wide as it has allocations and releases", ylabel="GB of tensors")
-
-    return draw_page([draw], rows=1, inches=(9, 5), fontsize=9, title=f"{title}, batch {report.batch}")
 
 
 if __name__ == "__main__":

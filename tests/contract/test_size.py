@@ -14,7 +14,7 @@ from tests.support.configs import ROOT
 
 PRODUCT = ("anneal", "lib", "models", "train", "scripts")
 # Lines of Python in the product. A ratchet: lower it with the lines; raise it only in a commit that says why.
-LINES, SLACK = 57_263, 120
+LINES, SLACK = 57_273, 120
 MAKEFILE_LINES, REGISTRY_LINES = 250, 150
 LENET_MODULES = 90
 CONFIG_FIELDS = 70
