@@ -49,7 +49,7 @@ def flop_text(flop: float) -> str:
 
 
 def whole_number(text: str, variable: str, *, least: int = 1, below: float = float("inf")) -> int:
-    """Parse a variable of make. Raises ConfigError for anything but a whole number from `least`."""
+    """Parse a variable of make. Raises ConfigError for anything but a whole number in [least, below)."""
     if not (text.isascii() and text.isdecimal() and least <= int(text) < below):
         upper = "" if below == float("inf") else f" below {below}"
         raise ConfigError(f"{variable}={text} is not a whole number from {least}{upper}")

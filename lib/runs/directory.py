@@ -344,17 +344,17 @@ def _entries(directory: Path, *, optional: bool = False) -> list[Path]:
     with os_errors("list"):
         try:
             return sorted(directory.iterdir()) if directory.is_dir() else []
-        except PermissionError:
+        except PermissionError as error:
             if not optional:
                 raise
-            note_unreadable(str(directory))
+            note_unreadable(str(directory), str(error.strerror))
             return []
 
 
 @functools.cache  # once in a process: make watch looks again and again
-def note_unreadable(directory: str) -> None:
-    """Print that a directory may not be listed."""
-    print(f"note: {directory} is left out: permission denied", file=sys.stderr)
+def note_unreadable(directory: str, why: str) -> None:
+    """Print that a directory cannot be listed, and why."""
+    print(f"note: {directory} is left out: {why.lower()}", file=sys.stderr)
 
 
 def age(run: RunDir) -> tuple[str, int, int]:

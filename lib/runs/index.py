@@ -144,7 +144,7 @@ def run_names(folder: Path) -> Iterator[tuple[str, int]]:
         except OSError as error:
             if not name or error.errno not in _ELSEWHERE:
                 raise
-            note_unreadable(f"{folder / name}")
+            note_unreadable(f"{folder / name}", str(error.strerror))
             continue
         for entry in children:
             path = f"{name}/{entry.name}".lstrip("/")
